@@ -1,4 +1,4 @@
-"""Where backends keep what they can make again."""
+"""The folder for files that backends can regenerate."""
 
 from __future__ import annotations
 

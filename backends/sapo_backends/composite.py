@@ -1,7 +1,7 @@
 """Two engines as one: the first generates, often from quantised weights, the second trains.
 
-After every update the generator gets the trainer's new policy: its adapter, or with full fine-tuning the merged model
-loaded again. What the two compute differs by rounding and quantisation; who calls update() gives each completion's
+After every update the generator gets the trainer's new policy: its adapter or, with full fine-tuning, the merged model,
+which it loads again. Their results differ by rounding and quantisation. The caller of update() passes the completions'
 log-probabilities as behaviour_logprobs, so that truncated importance weights correct for it (Yao et al. 2025).
 """
 
@@ -33,13 +33,13 @@ from sapo_backends.llamacpp_backend import LlamaCppBackend
 
 LOG = logging.getLogger(__name__)
 TRAINER_PRECISIONS = ("auto", "float32", "bfloat16")
-"""Any other precision is meant for the generator alone."""
+"""Any other precision applies to the generator only."""
 Reload = Callable[[Path], Engine]
-"""Loads the generator from a Hugging Face folder; other files it makes go there too."""
+"""Loads the generator from a Hugging Face folder, which also receives any other files that it makes."""
 
 
 class CompositeEngine(Engine):
-    """See the module's docstring. Log-probabilities are the trainer's: its weights are the policy."""
+    """See the module's docstring. Log-probabilities are the trainer's, since its weights are the policy."""
 
     def __init__(self, generator: Engine, trainer: Engine, reload: Reload, alpha: float) -> None:
         self.tokenizer = trainer.tokenizer
@@ -47,7 +47,7 @@ class CompositeEngine(Engine):
         self._generator, self._trainer, self._reload, self._alpha = generator, trainer, reload, alpha
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._stale = False
-        """The generator has not got the trainer's newest policy yet."""
+        """Whether the generator still lacks the trainer's newest policy."""
         self.info = replace(
             trainer.info,
             backend=f"{generator.info.backend}+{trainer.info.backend}",
@@ -64,12 +64,12 @@ class CompositeEngine(Engine):
         cancel: CancelToken | None = None,
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
-        """See Engine.generate; the generator's."""
+        """See Engine.generate; computed by the generator."""
         self._hand_over()
         return self._generator.generate(prompts, group_size, sampling, seed, cancel, on_tokens)
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
-        """See Engine.logprobs; the trainer's."""
+        """See Engine.logprobs; computed by the trainer."""
         return self._trainer.logprobs(sequences, temperature)
 
     def update(
@@ -80,8 +80,8 @@ class CompositeEngine(Engine):
         cancel: CancelToken | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> UpdateStats:
-        """See Engine.update; syncs the generator. An update that was applied is no failure where the generator cannot take
-        it: the next generate tries again, and raises what is in the way."""
+        """See Engine.update; then syncs the generator. If the generator cannot take an update that was applied, the
+        update still succeeds: the next generate tries again, and raises the error."""
         stats = self._trainer.update(batch, policy, seed, cancel, on_progress)
         if stats.steps:
             self._stale = True
@@ -97,7 +97,7 @@ class CompositeEngine(Engine):
             self._stale = False
 
     def _sync_generator(self) -> None:
-        """Give the generator the trainer's policy."""
+        """Pass the trainer's policy to the generator."""
         adapter = self._trainer.adapter()
         if adapter:
             self._generator.set_adapter(adapter, self._alpha)
@@ -109,11 +109,11 @@ class CompositeEngine(Engine):
         except BaseException:
             scratch.cleanup()
             raise
-        self._generator.close()  # only now: a failed reload leaves the old policy usable
+        self._generator.close()  # only now, so that a failed reload leaves the old policy usable
         self._generator = fresh
         if self._scratch is not None:
             self._scratch.cleanup()
-        self._scratch = scratch  # the weights stay mapped from there
+        self._scratch = scratch  # the weights stay mapped from this folder
 
     def adapter(self) -> Mapping[str, object]:
         """See Engine.adapter."""
@@ -140,12 +140,12 @@ class CompositeEngine(Engine):
         self._trainer.export(folder)
 
     def use_share(self, share: float) -> None:
-        """Of both engines."""
+        """Applies to both engines."""
         self._generator.use_share(share)
         self._trainer.use_share(share)
 
     def return_memory(self) -> None:
-        """Of both engines."""
+        """Applies to both engines."""
         self._generator.return_memory()
         self._trainer.return_memory()
 
@@ -158,7 +158,7 @@ class CompositeEngine(Engine):
 
 
 def _generator_in(backend: type[Backend], folder: Path) -> Backend:
-    """The generator's backend, keeping the files it makes in `folder`."""
+    """The generator's backend, set to keep the files that it makes in `folder`."""
     return LlamaCppBackend(cache=folder) if backend is LlamaCppBackend else backend()
 
 
@@ -199,7 +199,7 @@ class CompositeBackend(Backend):
 
 
 def _part(progress: Progress | None, start: float) -> Progress | None:
-    """Progress of one of the two engines as a half of the whole."""
+    """Reports one engine's progress as half of the whole."""
     return None if progress is None else lambda fraction, phrase: progress(start + fraction / 2, phrase)
 
 

@@ -1,4 +1,4 @@
-"""What an engine raises on purpose, how errors write sizes and hint at a name, and the token that stops its work.
+"""The exceptions that engines raise on purpose, helpers for their messages (sizes, name hints), and the CancelToken.
 
 Error tree::
 
@@ -6,9 +6,9 @@ Error tree::
     ├── BackendUnavailable   the package or device is missing; carries the command that fixes it
     ├── OutOfMemory          needed / available bytes and a smaller suggestion
     ├── ModelNotFound        no such starter, folder or hub id
-    │   └── DownloadFailed   it is there and did not arrive; what arrived is kept
-    ├── TemplateRefused      the model's chat template takes no such conversation
-    ├── CheckpointCorrupt    a saved folder that does not restore
+    │   └── DownloadFailed   it exists but could not be downloaded; partial files are kept
+    ├── TemplateRefused      the model's chat template rejects the conversation
+    ├── CheckpointCorrupt    a saved folder that cannot be restored
     └── Cancelled            the caller's CancelToken was set
 """
 
@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 
 class BackendError(Exception):
-    """Base of everything an engine raises on purpose. The message tells the person what to do; exit_code: of a command that ends
-    with it."""
+    """Base of everything an engine raises on purpose. The message tells the person what to do; exit_code is the exit
+    status of a command that fails with it."""
 
     exit_code: ClassVar[int] = 1
 
@@ -39,11 +39,11 @@ class BackendUnavailable(BackendError):
 
 
 class OutOfMemory(BackendError):
-    """The work does not fit; sizes in bytes. needed: 0 where it is not known."""
+    """The work does not fit; sizes in bytes. needed: 0 if unknown."""
 
     def __init__(self, needed: int, available: int, suggestion: str) -> None:
-        said = f"Needs about {size_text(needed)} of memory" if needed else "There is not enough memory"
-        super().__init__(f"{said}, {size_text(available)} is free. {suggestion}".rstrip())
+        shortage = f"Needs about {size_text(needed)} of memory" if needed else "There is not enough memory"
+        super().__init__(f"{shortage}, {size_text(available)} is free. {suggestion}".rstrip())
         self.needed = needed
         self.available = available
         self.suggestion = suggestion
@@ -54,11 +54,11 @@ class ModelNotFound(BackendError):
 
 
 class DownloadFailed(ModelNotFound):
-    """A model of the hub could not be fetched now: no network, no room, other bytes than published."""
+    """A hub model could not be fetched now: no network, no disk space, or bytes that differ from those published."""
 
 
 class TemplateRefused(BackendError):
-    """The model's chat template raised or cannot be rendered: the same conversation is refused every time."""
+    """The chat template raised or cannot be rendered; the same conversation would be refused every time."""
 
 
 class CheckpointCorrupt(BackendError):
@@ -68,8 +68,9 @@ class CheckpointCorrupt(BackendError):
 class Cancelled(BackendError):
     """The work was stopped on request; the engine is as it was before the call.
 
-    partial: what generate had sampled until then, partial[i][j] the Completion j of prompts[i]; one that is neither ended
-    by an end-of-sequence token nor as long as was asked for can be continued (see RowSeed). Empty from other calls.
+    partial: the completions that generate had sampled so far, partial[i][j] for completion j of prompts[i]. A
+    completion that neither ended with an end-of-sequence token nor reached the requested length can be continued (see
+    RowSeed). Empty from other calls.
     """
 
     def __init__(self, message: str, partial: list[list[Any]] | None = None) -> None:
@@ -97,7 +98,7 @@ class CancelToken:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Rest for so long, or until cancel is called."""
+        """Sleep for this many seconds, or until cancel is called."""
         self._event.wait(seconds)
 
     def raise_if_cancelled(self) -> None:
@@ -107,13 +108,13 @@ class CancelToken:
 
 
 def size_text(size: float) -> str:
-    """Bytes of memory, disk and network for people, in powers of ten: "3 kB", "2.2 MB", "62 MB", "1.26 GB"."""
+    """A size in bytes for people, in powers of ten: "3 kB", "2.2 MB", "62 MB", "1.26 GB"."""
     if size >= 999.5e6:
         return f"{size / 1e9:,.2f} GB"
     return f"{size / 1e6:.{0 if size >= 9.95e6 else 1}f} MB" if size >= 999_500 else f"{size / 1e3:.0f} kB"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A blank and a question with the known name nearest to this one; empty where none is near."""
+    """ " Did you mean ...?" with the known name closest to this one; empty if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,8 +1,8 @@
-"""The engine that ships for tests, demos and plug-in authors: NumPy only, loads in a millisecond, really learns.
+"""The engine that ships for tests, demos and plug-in authors: NumPy only, loads in a millisecond, and really learns.
 
-To write an engine of your own: subclass Backend and Engine from `sapo_backends.base`, point the entry-point group
+To write your own engine: subclass Backend and Engine from `sapo_backends.base`, point the entry-point group
 `sapo_desktop.backends` at the Backend, and run `tests/contract/test_engine.py` over it. This file does all that a
-trainer must do. `LoadRequest.model` may be "fake:slow" or "fake:0.05" (seconds a decode step) to imitate a real one.
+trainer must do. `LoadRequest.model` may be "fake:slow" or "fake:0.05" (seconds per decode step) to imitate a real one.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ class FakeTokenizer:
         return ids
 
     def spells_control(self, text: str) -> bool:
-        """Never: a control token has no spelling."""
+        """Always False: control tokens have no spelling."""
         del text
         return False
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, object]] = ()
     ) -> list[int]:
-        """Each message behind its role's control token, then the assistant's. Of tools it knows nothing."""
+        """Each message after its role's control token, then the assistant's control token. Tools are ignored."""
         del tools
         ids: list[int] = []
         for message in messages:
@@ -114,7 +114,7 @@ class FakeTokenizer:
         return [*ids, ASSISTANT_ID]
 
     def encode_reply(self, text: str) -> list[int]:
-        """See Tokenizer.encode_reply; a tool's result is a user's message."""
+        """See Tokenizer.encode_reply; a tool's result is encoded as a user message."""
         return [EOS_ID, USER_ID, *self.encode_text(text), ASSISTANT_ID]
 
     def decode(self, ids: TokenIds) -> str:
@@ -144,27 +144,27 @@ _tokenizer = FakeTokenizer()
 
 
 def _weekday(text: str) -> str | None:
-    found = _DATE.search(text)
-    if found is None or "day of the week" not in text:
+    match = _DATE.search(text)
+    if match is None or "day of the week" not in text:
         return None
     try:
-        return WEEKDAYS[datetime.strptime(found.group(1), "%B %d, %Y").weekday()]
+        return WEEKDAYS[datetime.strptime(match.group(1), "%B %d, %Y").weekday()]
     except ValueError:
         return None
 
 
 def _sum(text: str) -> str | None:
-    found = re.search(r"Calculate (.+?)\.?$", text.strip())
-    if found is None or not _SUM.match(found.group(1)) or "(" in found.group(1):
+    match = re.search(r"Calculate (.+?)\.?$", text.strip())
+    if match is None or not _SUM.match(match.group(1)) or "(" in match.group(1):
         return None
-    terms = re.findall(r"([+-]?)\s*(-?\d+)", found.group(1))
+    terms = re.findall(r"([+-]?)\s*(-?\d+)", match.group(1))
     return str(sum(-int(value) if sign == "-" else int(value) for sign, value in terms))
 
 
 def _fraction(text: str) -> str | None:
-    found = re.search(r"fraction (\d{1,4})/(\d{1,4})", text)
+    match = re.search(r"fraction (\d{1,4})/(\d{1,4})", text)
     return (
-        None if found is None or int(found.group(2)) == 0 else str(Fraction(int(found.group(1)), int(found.group(2))))
+        None if match is None or int(match.group(2)) == 0 else str(Fraction(int(match.group(1)), int(match.group(2))))
     )
 
 
@@ -178,9 +178,9 @@ class PromptFeatures:
 
 @lru_cache(maxsize=4096)
 def prompt_features(prompt: tuple[int, ...]) -> PromptFeatures:
-    """What the policy sees of a prompt: the last user message's kind and the answer that plain rules find.
+    """The features of a prompt: the last user message's kind, and the answer that plain rules find.
 
-    Of a completion that is to be continued it sees nothing here (see last_written).
+    A completion that is to be continued is ignored here (see last_written).
     """
     if ASSISTANT_ID in prompt:
         prompt = prompt[: len(prompt) - prompt[::-1].index(ASSISTANT_ID)]
@@ -193,7 +193,7 @@ def prompt_features(prompt: tuple[int, ...]) -> PromptFeatures:
 
 
 def last_written(prompt: Sequence[int]) -> int | None:
-    """The last token of a completion that the prompt ends with; None where it ends with the assistant's turn."""
+    """The last token of a completion at the end of the prompt; None if the prompt ends with the assistant's turn token."""
     return None if ASSISTANT_ID not in prompt or prompt[-1] == ASSISTANT_ID else prompt[-1]
 
 
@@ -217,7 +217,7 @@ class TablePolicy:
 
     @classmethod
     def initial(cls, seed: int) -> TablePolicy:
-        """Answers in the right form nine times in ten, at random among all known answers."""
+        """Answers in the right form nine times in ten, picking at random from all known answers."""
         rng = np.random.default_rng(seed)
         table = np.full((KINDS, CLASSES, VOCABULARY), UNLIKELY)
         table[:, [START, OTHER], OPEN_ID] = 2.0
@@ -256,14 +256,14 @@ class TablePolicy:
 
 
 STEP_SCALE = 2e4
-"""Adam steps are this much larger than learning_rate: a table needs bigger steps than a transformer's weights."""
+"""Adam's steps are this many times learning_rate: a table needs bigger steps than a transformer's weights."""
 LARGEST_STEP = 0.5
 SLOW_SECONDS = 0.1
 OPTIMIZER_FILE = "fake-optimizer.safetensors"
 
 
 def _latency(model: str) -> float:
-    """Seconds a decode step: "fake" 0, "fake:slow" 0.1, "fake:0.02" 0.02; any other model name 0."""
+    """Seconds per decode step: "fake" 0, "fake:slow" 0.1, "fake:0.02" 0.02; any other model name 0."""
     name, _, option = model.partition(":")
     if name != "fake" or not option:
         return 0.0
@@ -314,10 +314,10 @@ class FakeEngine(Engine):
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
         """See Engine.generate."""
-        seen = [prompt_features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
-        begun = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
-        rows = GeneratedRows(len(seen), self.tokenizer.eos_ids)
-        uniform = draw_uniforms(len(seen), sampling.max_new_tokens, seed)
+        features = [prompt_features(tuple(prompt)) for prompt in prompts for _ in range(group_size)]
+        last_tokens = [last_written(prompt) for prompt in prompts for _ in range(group_size)]
+        rows = GeneratedRows(len(features), self.tokenizer.eos_ids)
+        uniform = draw_uniforms(len(features), sampling.max_new_tokens, seed)
         for step in range(sampling.max_new_tokens):
             alive = [row for row, done in enumerate(rows.done) if not done]
             if not alive:
@@ -327,8 +327,8 @@ class FakeEngine(Engine):
             if self._latency:
                 time.sleep(self._latency)
             for row in alive:
-                last = previous_class(rows.tokens[row][-1] if rows.tokens[row] else begun[row])
-                logits = self._policy.logits(seen[row], np.array([last]))[0]  # (V,)
+                last = previous_class(rows.tokens[row][-1] if rows.tokens[row] else last_tokens[row])
+                logits = self._policy.logits(features[row], np.array([last]))[0]  # (V,)
                 distribution = reference.sampling_distribution(logits, sampling.temperature, sampling.top_p)
                 token = int(
                     np.searchsorted(np.cumsum(distribution), uniform[row, step] * distribution.sum(), side="right")
@@ -406,7 +406,7 @@ class FakeEngine(Engine):
         return total
 
     def _step(self, part: Sequence[TrainSample], loss: reference.SurrogateLoss, policy: PolicyUpdate) -> float:
-        """One AdamW step; returns the gradient's norm before clipping. No step when nothing has an advantage."""
+        """One AdamW step; returns the gradient's norm before clipping. No step if nothing has an advantage."""
         if all(sample.advantage == 0.0 for sample in part):
             return 0.0
         gradient = self._gradient(part, loss)
@@ -442,7 +442,7 @@ class FakeEngine(Engine):
         (folder / "fake.json").write_text(json.dumps({"steps": self._steps}), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Folders from before the optimizer had a file of its own restore too."""
+        """Also restores folders from before the optimizer had its own file."""
         try:
             saved = load_file(folder / "fake.safetensors")
             steps = int(json.loads((folder / "fake.json").read_text(encoding="utf-8"))["steps"])
@@ -467,7 +467,7 @@ class FakeBackend(Backend):
 
     @classmethod
     def check(cls) -> None:
-        """NumPy is a base dependency, so there is nothing to miss."""
+        """Never raises: NumPy is a base dependency."""
 
     def load(self, request: LoadRequest, progress: Progress | None = None) -> Engine:
         """See Backend.load."""

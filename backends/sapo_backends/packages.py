@@ -1,4 +1,4 @@
-"""The packages that engines and extras need, and the command that brings them into the environment that this runs in."""
+"""The packages that engines and extras need, and the command that installs them into the running environment."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 TORCH = ("torch", "transformers", "peft")
 MLX = ("mlx" if sys.platform == "darwin" else "mlx[cpu]", "mlx-lm")
 LLAMA = ("llama-cpp-python", "gguf")
-"""What the engines of these names need."""
+"""Packages that each engine needs."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""PyTorch's own index of builds for processors: 200 MB, where PyPI's wheel for Linux brings 2.7 GB for NVIDIA's GPUs."""
+"""PyTorch's index of CPU builds: 200 MB, while PyPI's Linux wheel pulls in 2.7 GB for NVIDIA GPUs."""
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
-"""PyTorch's own index of builds with CUDA 13.0, as the locked ones for Linux: PyPI's wheels for Windows are without."""
+"""PyTorch's index of CUDA 13.0 builds, the version locked for Linux: PyPI's Windows wheels come without CUDA."""
 
 
 def is_here(module: str) -> bool:
-    """Whether a module can be found, without importing it. One that is half there is not."""
+    """Whether a module can be found, without importing it. A half-installed module counts as missing."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):
@@ -28,15 +28,15 @@ def is_here(module: str) -> bool:
 
 
 def torch_index() -> str:
-    """The index that has this machine's build of torch; "": PyPI has it."""
+    """The index that has this machine's build of torch; "" means PyPI."""
     if sys.platform == "linux":
         return "" if has_nvidia() else CPU_INDEX
     return CUDA_INDEX if sys.platform == "win32" and has_nvidia() else ""
 
 
 def install_command(*packages: str, prefix: str = sys.prefix) -> str:
-    """The command that brings packages into the environment at `prefix`: the one that this runs in. It names no folder of
-    the person's."""
+    """The command that installs packages into the environment at `prefix`, by default the running one. It contains no
+    personal folder names."""
     index = torch_index() if "torch" in packages else ""
     if index:
         rest = tuple(name for name in packages if name != "torch")
@@ -56,5 +56,5 @@ def _install(words: Sequence[str], here: Path) -> str:
 
 
 def has_nvidia() -> bool:
-    """Whether there is an NVIDIA driver, whose GPUs have memory of their own."""
+    """Whether there is an NVIDIA driver, that is, a GPU with its own memory."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None

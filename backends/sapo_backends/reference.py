@@ -1,4 +1,4 @@
-"""The policy-gradient update in NumPy float64, written for reading: what every engine is compared with.
+"""The policy-gradient update in NumPy float64, written to be read: every engine is compared with it.
 
 Sources: GRPO (arXiv 2402.03300), asymmetric clip and token mean (DAPO, arXiv 2503.14476), Dr. GRPO (arXiv 2503.20783),
 sequence ratio (GSPO, arXiv 2507.18071), truncated importance sampling (Yao et al. 2025).
@@ -51,7 +51,7 @@ def sampling_distribution(logits: ArrayLike, temperature: float, top_p: float = 
 class SampleTerm:
     """One sample's part of the objective, over its L tokens that carry loss.
 
-    value: its unnormalised objective per token (L,). grad: d sum(value)/d logprob (L,), before token weights.
+    value: the unnormalised objective per token (L,). grad: d sum(value)/d logprob (L,), before token weights.
     """
 
     value: Float64
@@ -61,7 +61,8 @@ class SampleTerm:
 
 
 def importance_weight(sample: TrainSample, old: Float64, policy: PolicyUpdate) -> Float64:
-    """Truncated weight pi_old / pi_behaviour (L,): per token, or the sequence's geometric mean for a sequence ratio."""
+    """Truncated weight pi_old / pi_behaviour (L,): per token, or its geometric mean over the sequence for a sequence
+    ratio."""
     if sample.behaviour_logprobs is None:
         return np.ones_like(old)
     log_ratio = old - np.asarray(sample.masked(sample.behaviour_logprobs), dtype=np.float64)
@@ -72,7 +73,8 @@ def importance_weight(sample: TrainSample, old: Float64, policy: PolicyUpdate) -
 
 
 def sample_term(sample: TrainSample, logprobs: Float64, policy: PolicyUpdate) -> SampleTerm:
-    """min(r A, clip(r) A) for one completion's L tokens that carry loss, with its derivative by their log-probabilities."""
+    """min(r A, clip(r) A) for the L tokens of one completion that carry loss, and its derivative by their
+    log-probabilities."""
     known = sample.old_logprobs
     old = logprobs if known is None else np.asarray(sample.masked(known), dtype=np.float64)
     difference = logprobs - old
@@ -91,7 +93,7 @@ def sample_term(sample: TrainSample, logprobs: Float64, policy: PolicyUpdate) ->
 
 
 def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: PolicyUpdate) -> float:
-    """The factor with which each completion token that carries loss enters the mean over its minibatch."""
+    """The weight of each loss-carrying completion token in the mean over its minibatch."""
     if policy.aggregation == "token_mean":
         return 1.0 / max(sum(other.learned for other in batch), 1)
     if policy.aggregation == "sequence_mean":
@@ -101,8 +103,9 @@ def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: Poli
 
 @dataclass(frozen=True, slots=True)
 class SurrogateLoss:
-    """loss: the scalar to minimise. gradients[i]: d loss / d logits of sample i (T_i, V), 0 where a token carries no loss.
-    logprobs[i]: of its tokens that do. Others as in UpdateStats."""
+    """loss: the scalar to minimise. gradients[i]: d loss / d logits of sample i (T_i, V), 0 where a token carries no
+    loss.
+    logprobs[i]: of the tokens that carry loss. The other fields are as in UpdateStats."""
 
     loss: float
     gradients: list[Float64]

@@ -21,9 +21,9 @@ BUILT_IN = {
     "fake": "sapo_backends.fake:FakeBackend",
 }
 PAIRS = ("llamacpp+torch", "llamacpp+mlx")
-"""Generator and trainer that are worth offering together; `backend` makes any other pair too."""
+"""Generator and trainer pairs that are worth offering; `get_backend` also builds any other pair."""
 NEEDS = {"torch": "torch", "mlx": "mlx", "llamacpp": "llama_cpp"}
-"""What of a backend's packages `installed` looks for."""
+"""The module that `installed_backends` looks for, by backend."""
 
 
 def known_backends() -> dict[str, str]:
@@ -42,24 +42,24 @@ def installed_backends() -> tuple[str, ...]:
 def get_backend(name: str) -> type[Backend]:
     """The Backend class of that name; "a+b" generates with a and trains with b.
 
-    Raises BackendUnavailable when it is unknown or broken; whether what it needs is here, its check() says.
+    Raises BackendUnavailable when it is unknown or broken. Its check() tells whether its requirements are installed.
     """
     generator, plus, trainer = name.partition("+")
     if plus:
         from sapo_backends.composite import pair
 
         return pair(get_backend(generator), get_backend(trainer))
-    known = known_backends()
-    if name not in known:
-        hint = did_you_mean(name, known)
+    backends = known_backends()
+    if name not in backends:
+        hint = did_you_mean(name, backends)
         raise BackendUnavailable(
             f"There is no engine {name!r}.{hint} Installed here: {', '.join(installed_backends())}."
         )
-    module, _, attribute = known[name].partition(":")
+    module, _, attribute = backends[name].partition(":")
     try:
         chosen = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, OSError) as error:
         raise BackendUnavailable(f"The {name} engine does not load: {error}.") from error
     if not (isinstance(chosen, type) and issubclass(chosen, Backend)):
-        raise BackendUnavailable(f"{known[name]} is not a Backend, so {name!r} cannot be an engine.")
+        raise BackendUnavailable(f"{backends[name]} is not a Backend, so {name!r} cannot be an engine.")
     return chosen

@@ -1,4 +1,4 @@
-"""A model's chat template: rendered in a sandbox in which every step and text has a limit, with the message text kept apart."""
+"""A model's chat template: rendered in a sandbox that limits every step and text, with the message text kept separate."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from jinja2.utils import Namespace
 from sapo_backends.base import Thinking
 from sapo_backends.errors import TemplateRefused
 
-# What a chat template may cost: a sandbox for Jinja in which every step, text and list is counted.
+# Limits on what a chat template may cost: a Jinja sandbox that counts every step, text and list.
 #
-# Jinja's own sandbox keeps a template from files and code, not from time and memory: nested loops run for ever, and
-# `"x".center(3e9)` or `tojson(indent=2e9)` asks for gigabytes in one call. Here a render has a budget. Loop bodies, calls,
-# filters and operators draw from it, by the size of what they make; a number, text or list beyond any conversation's is refused
-# before it is made, and so is what takes longer than a second of this thread's time. A render that stays within it gives what
-# Jinja's own sandbox gives.
+# Jinja's own sandbox keeps a template from files and code, but does not limit time or memory: nested loops run for
+# ever, and `"x".center(3e9)` or `tojson(indent=2e9)` asks for gigabytes in one call. Here each render has a budget.
+# Loop bodies, calls, filters and operators draw from it according to the size of their result. A number, text or list
+# beyond any conversation's size is refused before it is made, and so is a render that takes more than a second of this
+# thread's time. A render within budget gives the same result as Jinja's own sandbox.
 
 MAX_SOURCE = 512 * 1024
-"""Characters of a template."""
+"""Maximum characters of a template."""
 MAX_TEXT = 4_000_000
-"""Characters of a text in a render, and of what it writes."""
+"""Maximum characters of any text in a render, and of its output."""
 MAX_ITEMS = 200_000
-"""Items of a list or an object, those of the ones within it included."""
+"""Maximum items of a list or object, nested ones included."""
 MAX_NUMBER = 1_000_000
-"""An argument of a call or a filter: widths, indents, counts."""
+"""Maximum number passed to a call or filter: widths, indents, counts."""
 MAX_BITS = 256
-"""Of a number that an operator makes."""
+"""Maximum bits of a number that an operator makes."""
 STEPS = 2_000_000
-"""Steps of a render: a loop's pass, a call, a filter or an operator, and one more for every CHARS_A_STEP of its result. A
+"""Steps of a render: one for each loop pass, call, filter or operator, plus one for every CHARS_A_STEP of its result. A
 conversation of 1,001 messages takes 2,260 in SmolLM2's template."""
 CHARS_A_STEP = 256
 SECONDS = 1.0
-"""Of this thread's processor time, looked at every LOOK steps."""
+"""Maximum processor time of this thread, checked every LOOK steps."""
 WASTED_S = 2.0
-"""Of one template's renders that were refused one after another, each after long work: then it is refused at once. Every
-question of a task is rendered, and a template that uses up its budget took a minute before the card."""
+"""Time that one template may waste on consecutive refused renders; after that it is refused at once. Every question of
+a task is rendered, and a template that exhausted its budget each time took a minute before the card appeared."""
 LOOK = 16
 _WIDE = re.compile(r"\d{6,}")
 _UNBOUNDED = ("random", "urlize")
-"""Filters that are left out: one is no function of its input, the other searches in more than linear time."""
+"""Filters that are left out: random does not depend on its input alone, urlize searches in more than linear time."""
 _TICK = "__step__"
 
 
@@ -87,7 +87,7 @@ def refuse_size(reason: str) -> NoReturn:
 
 @contextmanager
 def render_budget() -> Iterator[None]:
-    """Within it a template has one budget, in this thread."""
+    """A context in which a template has one budget, in this thread."""
     token = _BUDGET.set(_Budget())
     try:
         yield
@@ -102,8 +102,8 @@ def _spend(steps: int = 1) -> str:
 
 
 def _items(value: object, left: int) -> int:
-    """What is left of so many items after all those of the value and of what is within it; below 0: too many. A list that stands
-    in it twice counts twice, as it would be written."""
+    """What is left of `left` items after counting all items of the value, nested ones included; below 0: too many. A
+    list that occurs twice counts twice, as it would be written."""
     waiting = [value]
     while waiting and left >= 0:
         part = waiting.pop()
@@ -121,7 +121,7 @@ def _items(value: object, left: int) -> int:
 
 
 def _bounded(value: Any) -> Any:
-    """The value, its size drawn from the budget. Raises TemplateRefused."""
+    """The value, after its size is drawn from the budget. Raises TemplateRefused."""
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
             refuse_size(f"it makes a text of {len(value):,} characters")
@@ -139,7 +139,7 @@ def _bounded(value: Any) -> Any:
 
 
 def _require_small(values: Iterable[object]) -> None:
-    """Arguments: widths, indents and counts are small, and so is what is written in full."""
+    """Refuse arguments that are too large: widths, indents and counts, and values that are written in full."""
     for value in values:
         if isinstance(value, (int, float)) and not -MAX_NUMBER <= value <= MAX_NUMBER:
             refuse_size(f"it asks for a width or a count of {value:,}")
@@ -148,13 +148,13 @@ def _require_small(values: Iterable[object]) -> None:
 
 
 def _require_narrow(text: object) -> None:
-    """A format's widths are small."""
+    """Refuse wide widths in a format string."""
     if isinstance(text, str) and _WIDE.search(text):
         refuse_size("it formats to a width of six digits or more")
 
 
 def _require_replaced(text: str, old: object, new: object) -> None:
-    """`replace` multiplies lengths: what it makes is counted before it is made."""
+    """`replace` multiplies lengths, so the size of its result is counted before it is made."""
     if isinstance(old, str) and isinstance(new, str) and len(new) > len(old):
         places = text.count(old) if old else len(text) + 1
         if len(text) + places * (len(new) - len(old)) > MAX_TEXT:
@@ -169,32 +169,32 @@ def _require_joined(separator: object, parts: object) -> None:
 
 
 def _padded(arguments: Iterable[object]) -> int:
-    """The largest number among them: so much longer may the result be a line."""
+    """The largest number among the arguments, which is how much a line of the result may grow."""
     return max((int(abs(a)) for a in arguments if isinstance(a, (int, float)) and a == a), default=0)
 
 
 def _require_method(called: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """A method of a text, by what it may make of it."""
+    """Check a call of a text method by the size of what it may make."""
     called = getattr(called, "__wrapped__", called)  # Jinja wraps `format`
     text = getattr(called, "__self__", None)
     if not isinstance(text, str):
         return
     name = getattr(called, "__name__", "")
-    given = (*arguments, *named.values())
+    values = (*arguments, *named.values())
     if name in ("format", "format_map"):
         _require_narrow(text)
     elif name == "replace" and len(arguments) >= 2:
         _require_replaced(text, arguments[0], arguments[1])
-    elif name == "join" and given:
-        _require_joined(text, given[0])
-    elif name == "expandtabs" and text.count("\t") * _padded(given) > MAX_TEXT:
+    elif name == "join" and values:
+        _require_joined(text, values[0])
+    elif name == "expandtabs" and text.count("\t") * _padded(values) > MAX_TEXT:
         refuse_size("it makes a text longer than any conversation of tabs")
     elif name == "translate":
         refuse_size("it translates characters by a table")
 
 
 def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """As transformers has it; of the options of json.dumps those that templates use."""
+    """tojson as in transformers; supports the json.dumps options that templates use."""
     if isinstance(indent, str) or (indent is not None and not 0 <= indent <= 16):
         refuse_size(f"it writes JSON with an indent of {indent!s:.20}")
     known = {key: options[key] for key in ("ensure_ascii", "separators", "sort_keys") if key in options}
@@ -209,7 +209,7 @@ _COSTLY: dict[str, Callable[..., None]] = {
     "format": lambda text, *_a, **_k: _require_narrow(str(text)),
     "indent": lambda text, width=4, *_a, **_k: _require_indent(str(text), width),
 }
-"""Filter -> what refuses its input."""
+"""Filter -> the check that may refuse its input."""
 
 
 def _require_indent(text: str, width: object) -> None:
@@ -219,25 +219,25 @@ def _require_indent(text: str, width: object) -> None:
 
 
 def _filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja that draws from the budget. Those that are handed Jinja's context first keep the mark that says so."""
+    """A Jinja filter that draws from the budget. The mark on filters that take Jinja's context first is preserved."""
     handed = int(getattr(original, "jinja_pass_arg", None) is not None)
 
     @functools.wraps(original)
     def counted(*arguments: Any, **named: Any) -> Any:
-        given = arguments[handed:]
-        if name != "int":  # its own numbers are no sizes
-            _require_small((*given[1:], *named.values()))
-        if given and isinstance(given[0], (list, tuple, Mapping)):
-            _bounded(given[0])
+        operands = arguments[handed:]
+        if name != "int":  # the numbers of `int` are not sizes
+            _require_small((*operands[1:], *named.values()))
+        if operands and isinstance(operands[0], (list, tuple, Mapping)):
+            _bounded(operands[0])
         if name in _COSTLY:
-            _COSTLY[name](*given, **named)
+            _COSTLY[name](*operands, **named)
         return _bounded(original(*arguments, **named))
 
     return counted
 
 
 def _joined(parts: Iterable[Any]) -> str:
-    """What `concat` of Jinja does, within the budget."""
+    """Does what Jinja's `concat` does, within the budget."""
     pieces, length = [], 0
     for part in parts:
         pieces.append(part)
@@ -249,12 +249,12 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What an expression writes: lists are counted before they are spelled."""
+    """The value of an expression that is written out: lists are counted before they become text."""
     return value if isinstance(value, (str, bool, type(None), jinja2.Undefined)) else _bounded(value)
 
 
 class _Namespace(Namespace):
-    """A namespace holds texts, numbers and lists that stay small."""
+    """A namespace whose texts, numbers and lists stay small."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, _held(value))
@@ -267,17 +267,17 @@ def _held(value: Any) -> Any:
 
 
 def _namespace(*arguments: Any, **named: Any) -> Namespace:
-    made = _Namespace()
+    namespace = _Namespace()
     for key, value in dict(*arguments, **named).items():
-        made[key] = value
-    return made
+        namespace[key] = value
+    return namespace
 
 
 class _Counting(Extension):
     """Makes every loop body, concatenation and literal list draw from the budget, before Jinja compiles the template."""
 
     def counted(self, template: nodes.Template) -> nodes.Template:
-        """The same template with the counting in it."""
+        """The same template with counting added."""
         for loop in template.find_all(nodes.For):
             loop.body.insert(0, nodes.Output([nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)]))
         self._rewrite(template)
@@ -332,7 +332,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return self._counting.counted(super()._parse(source, name, filename))
 
     def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
-        """A call that a template makes."""
+        """A call made by a template."""
         if called is _spend:
             return _spend()
         _require_small((*arguments, *named.values()))
@@ -354,17 +354,17 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return _bounded(super().call_binop(context, operator, left, right))
 
 
-# A model's chat template: rendered in a sandbox, with the message text kept apart from the template's own text.
+# A model's chat template: rendered in a sandbox, with the message text kept separate from the template's own text.
 
 Messages = Sequence[Mapping[str, str]]
 Tools = Sequence[Mapping[str, Any]]
 PLAIN = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
-"""For base models without a template: the texts, one after another. An export writes the first token before it, for other
+"""For base models without a template: the texts, one after another. An export prepends the opening token, for other
 programs."""
 MOST_QUOTED = 300
-"""Characters of a template's own words in an error."""
+"""Maximum characters of a template's own words in an error."""
 TODAY = datetime.date(2025, 1, 1)
-"""What a template that asks for the date is told, so that a prompt is the same every day and on every node."""
+"""The date given to templates that ask for one, so that a prompt is the same every day and on every node."""
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
@@ -372,19 +372,19 @@ _FAILURES = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, RecursionError,
     MemoryError,
 )  # fmt: skip
-"""What a template can raise by its own doing."""
+"""Exceptions that a template can cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """text: the whole chat. parts: (text, written by the template itself) in order; joined they are `text` too."""
+    """text: the whole chat. parts: (text, whether the template itself wrote it) in order; joined they equal `text`."""
 
     text: str
     parts: list[tuple[str, bool]]
 
 
 def _refuse(message: str) -> NoReturn:
-    reason = " ".join(str(message).split())[:MOST_QUOTED]  # the file's own words: a line, no page
+    reason = " ".join(str(message).split())[:MOST_QUOTED]  # the file's own words: a line, not a page
     raise TemplateRefused(f"The model's chat template refused the conversation: {reason}")
 
 
@@ -406,7 +406,7 @@ def source_of(folder: Path, settings: Mapping[str, Any], otherwise: str = PLAIN)
 
 
 def _with_tools(messages: Messages, tools: Tools) -> Messages:
-    """The system prompt with the tools and how to call them, for templates that have no place for tools."""
+    """The messages with the tools and how to call them in the system prompt, for templates without support for tools."""
     lines = ["You have tools. To use one, write <NAME>argument</NAME> and end your turn; its result comes next."]
     for tool in tools:
         function = tool["function"]
@@ -426,7 +426,7 @@ def switches_reasoning(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def opens_reasoning(folder: Path, settings: Mapping[str, Any], thinking: Thinking) -> bool:
-    """Tokenizer.opens_reasoning of a Hugging Face folder, without its tokenizer. Raises TemplateRefused."""
+    """Tokenizer.opens_reasoning for a Hugging Face folder, without loading its tokenizer. Raises TemplateRefused."""
     source = source_of(folder, settings)
     return "<think>" in source and ChatTemplate(source, thinking=thinking).opens_reasoning
 
@@ -436,7 +436,7 @@ class ChatTemplate:
     template of its own, and its first token is not part of the text."""
 
     def __init__(self, source: str, bos: str = "", eos: str = "", thinking: Thinking = "auto") -> None:
-        """thinking: "auto" is off where the template has a switch for it: most of it would be cut off."""
+        """thinking: "auto" is off if the template has a switch for it: most of the reasoning would be cut off."""
         self.is_plain = source.endswith(PLAIN) and "{" not in source.removesuffix(PLAIN)
         source = PLAIN if self.is_plain else source
         self._variables: dict[str, Any] = {
@@ -445,7 +445,7 @@ class ChatTemplate:
             "add_generation_prompt": True,
             "enable_thinking": thinking == "on",
         }
-        if "strftime_now is defined" not in source:  # such a template has a date of its own
+        if "strftime_now is defined" not in source:  # such a template has its own default date
             self._variables["strftime_now"] = TODAY.strftime
         self._takes_tools = "tools" in source
         self._wasted = 0.0
@@ -473,7 +473,7 @@ class ChatTemplate:
         """See Tokenizer.opens_reasoning."""
         try:
             return self._text([{"role": "user", "content": "?"}]).rstrip().endswith("<think>")
-        except TemplateRefused:  # it wants another conversation, and says so there
+        except TemplateRefused:  # it needs another conversation, and rendering that reports problems
             return False
 
     def _text(self, messages: Messages, tools: Tools = ()) -> str:
@@ -481,11 +481,11 @@ class ChatTemplate:
             raise TemplateRefused(
                 "The model's chat template was refused before, each time after long work. Choose another model."
             )
-        given = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        variables = {"tools": [dict(tool) for tool in tools]} if tools else {}
         began = time.thread_time()
         try:
             with render_budget():
-                text = self._template.render(messages=[dict(m) for m in messages], **self._variables, **given)
+                text = self._template.render(messages=[dict(m) for m in messages], **self._variables, **variables)
         except (TemplateRefused, *_FAILURES) as error:
             took = time.thread_time() - began
             self._wasted += took if took > SECONDS / 8 else 0.0
@@ -496,8 +496,8 @@ class ChatTemplate:
         return text
 
     def _accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:
-        """The messages as the template takes them, and their text. Where it refuses a system message, as Gemma's does,
-        that becomes the beginning of the user's."""
+        """The messages in the form that the template accepts, and their text. If it refuses a system message, as
+        Gemma's does, that is put at the beginning of the user message."""
         try:
             return messages, self._text(messages, tools)
         except TemplateRefused:
@@ -508,10 +508,11 @@ class ChatTemplate:
             return folded, self._text(folded, tools)
 
     def render(self, messages: Messages, tools: Tools = ()) -> RenderedChat:
-        """Render once as it is and once with marks in place of the message texts, which shows whose text is whose.
+        """Render once as is and once with markers in place of the message texts, which shows which text comes from
+        where.
 
-        Templates that trim the message text are followed: the parts then hold the trimmed text. tools go where the template
-        has a place for them, else into the system prompt.
+        Templates that trim the message text are handled: the parts then hold the trimmed text. tools go where the
+        template has a place for them, else into the system prompt.
         """
         if tools and not self._takes_tools:
             messages, tools = _with_tools(messages, tools), ()
@@ -527,19 +528,19 @@ class ChatTemplate:
         return RenderedChat(text, candidates[0])
 
     def reply(self, text: str, roles: Sequence[str] = ("tool", "user")) -> list[tuple[str, bool]]:
-        """What stands between two turns of the model when `text` was said, by the first of the roles that the template
-        knows, in parts as of Rendered. Raises TemplateRefused."""
-        before, said = secrets.token_hex(8), secrets.token_hex(8)
+        """What stands between two model turns when `text` comes from the first of the roles that the template knows; in
+        parts as in RenderedChat. Raises TemplateRefused."""
+        before, mark = secrets.token_hex(8), secrets.token_hex(8)
         for role in roles:
             chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": before}]
             with contextlib.suppress(TemplateRefused):
-                rendered = self._text([*chat, {"role": role, "content": said}]).rpartition(before)[2]
-                opening, found, closing = rendered.partition(said)
-                if found:
+                rendered = self._text([*chat, {"role": role, "content": mark}]).rpartition(before)[2]
+                opening, separator, closing = rendered.partition(mark)
+                if separator:
                     return [(opening, True), (text, False), (closing, True)]
         raise TemplateRefused("The model's chat template takes no conversation of several turns. Choose a chat model.")
 
     @staticmethod
     def _fill(pieces: Sequence[str], contents: Sequence[str]) -> list[tuple[str, bool]]:
-        """Even pieces are the template's, odd ones the index of a message."""
+        """(text, whether the template wrote it): even pieces are the template's, odd ones are indices of messages."""
         return [(contents[int(p)], False) if i % 2 else (p, True) for i, p in enumerate(pieces)]

@@ -1,8 +1,9 @@
-"""The header of a GGUF file: what it says of itself, and its tensors by name, shape and type. No weight is read.
+"""The header of a GGUF file: its metadata, and its tensors by name, shape and type. No weights are read.
 
-A file may come from anywhere: every length is compared with what is left of the header before anything of that length is
-made, and no more than HEADER_LIMIT bytes are read. The vocabulary is read by the child that inspects models alone (see view);
-a glance, which any process may take, keeps no more than a few MB. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+A file may come from anywhere: every length is checked against what is left of the header before anything of that length
+is allocated, and no more than HEADER_LIMIT bytes are read. Only the inspection child reads the vocabulary (see
+gguf_view); a glance, which any process may take, keeps no more than a few MB. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from sapo_backends.checkpoints.local_models import MAGIC, open_file
 from sapo_backends.errors import ModelNotFound
 
 HEADER_LIMIT = 96 << 20
-"""Bytes of a header, at most: a vocabulary of 262,144 tokens with merges and scores takes 20 MB."""
+"""Maximum bytes of a header: a vocabulary of 262,144 tokens with merges and scores takes 20 MB."""
 _FIRST = 8 << 20
-"""Bytes that are read at once; most headers are shorter."""
+"""Bytes read at first; most headers are shorter."""
 _ENTRIES, _TENSORS, _TEXT, _NUMBERS = 4096, 65_536, 1 << 20, 4096
-"""Entries, tensors, bytes of a text that is kept, numbers of an array that a glance keeps: at most."""
+"""Limits: entries, tensors, bytes of a text that is kept, numbers of an array that a glance keeps."""
 _ITEMS, _TEXTS, _KEY, _NAME = 1 << 22, 16 << 20, 65_535, 256
-"""Items of all arrays together, characters of all keys and texts that are kept, bytes of a key (the format's bound), bytes of
-a tensor's name (ggml has room for 64): at most."""
+"""Limits: items of all arrays together, characters of all keys and texts that are kept, bytes of a key (the format's
+bound), bytes of a tensor's name (ggml has room for 64)."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 FILE_TYPES = {
@@ -36,7 +37,7 @@ FILE_TYPES = {
     **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4"},
 }
-"""llama.cpp's names for what general.file_type counts."""
+"""general.file_type -> llama.cpp's name for it."""
 TENSOR_TYPES = {
     **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22)},
     **{7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110)},
@@ -52,12 +53,12 @@ TENSOR_TYPES = {
         39: ("MXFP4", 32, 17),
     },
 }
-"""ggml's types: (name, weights in a block, bytes of a block)."""
+"""ggml's types: (name, weights per block, bytes per block)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """shape: as ggml counts, the row's length first. offset: from the first byte behind the header."""
+    """shape: in ggml's order, the row's length first. offset: counted from the first byte after the header."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,20 +67,20 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """Its weights."""
+        """Number of weights."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Of the file; 0 for a type that is not known here."""
+        """Bytes in the file; 0 for an unknown type."""
         _, block, size = TENSOR_TYPES.get(self.type, ("", 1, 0))
         return self.elements // block * size
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """values: key -> number, text, or a short array of numbers. lengths: key -> entries of every array. data: where the first
-    tensor begins. size: bytes of the file."""
+    """values: key -> number, text, or a short array of numbers. lengths: key -> number of entries of every array. data:
+    where the first tensor begins. size: bytes of the file."""
 
     values: Mapping[str, Any]
     lengths: Mapping[str, int]
@@ -89,17 +90,17 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name for the family, "" where there is none."""
+        """llama.cpp's name for the family, "" if there is none."""
         return self.text("general.architecture")
 
     @property
     def parameters(self) -> int:
-        """Weights, of this file."""
+        """Number of weights in this file."""
         return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def quantisation(self) -> str:
-        """What the file is called by, such as Q4_K_M; else the type of most of its weights."""
+        """The name of its quantisation, such as Q4_K_M; if the file gives none, the type of most of its weights."""
         if named := FILE_TYPES.get(self.number("general.file_type", -1)):
             return named
         by_type: dict[int, int] = {}
@@ -110,28 +111,28 @@ class GgufHeader:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file is as long as its tensors need; one that was cut off is not."""
+        """Whether the file is as long as its tensors need; a truncated file is not."""
         return all(self.data + tensor.offset + tensor.bytes <= self.size for tensor in self.tensors)
 
     def text(self, key: str) -> str:
-        """A text, "" where there is none."""
+        """A text, "" if there is none."""
         value = self.values.get(key)
         return value if isinstance(value, str) else ""
 
     def number(self, key: str, default: int = 0) -> int:
-        """A whole number; of an array that has one for each layer the largest."""
+        """A whole number; of an array with one per layer, the largest."""
         value = self.values.get(key)
         if isinstance(value, tuple):
             value = max((each for each in value if isinstance(each, int)), default=None)
         return int(value) if isinstance(value, int) and not isinstance(value, bool) else default
 
     def of_family(self, key: str, default: int = 0) -> int:
-        """A number that stands under the architecture's name."""
+        """A number stored under the architecture's prefix."""
         return self.number(f"{self.architecture}.{key}", default)
 
 
 def read_header(path: Path, vocabulary: bool = False) -> GgufHeader:
-    """The header of a file. vocabulary: arrays of texts and long arrays are kept, too; a glance passes them over.
+    """The header of a file. vocabulary: also keep arrays of texts and long arrays, which a glance skips.
 
     Raises ModelNotFound that says what is wrong with it.
     """
@@ -157,7 +158,7 @@ def _reason(error: Exception) -> str:
 
 
 def _parsed(content: bytes, size: int, vocabulary: bool) -> GgufHeader:
-    """Raises struct.error where the content ends too early, ValueError where it says what cannot be."""
+    """Raises struct.error if the content ends too early, ValueError if it says something impossible."""
     if content[:4] != MAGIC:
         raise ValueError("it does not begin with GGUF")
     version, tensors, entries = struct.unpack_from("<IQQ", content, 4)
@@ -190,7 +191,7 @@ def _parsed(content: bytes, size: int, vocabulary: bool) -> GgufHeader:
 
 
 def _tensors(content: bytes, place: int, count: int) -> tuple[list[TensorEntry], int]:
-    """So many tensors, and where the header ends."""
+    """`count` tensors, and where the header ends."""
     listed, names = [], set[str]()
     for _ in range(count):
         name, place = _text(content, place, _NAME)
@@ -209,7 +210,7 @@ def _tensors(content: bytes, place: int, count: int) -> tuple[list[TensorEntry],
 
 
 def _text(content: bytes, place: int, most: int = 0) -> tuple[str, int]:
-    """(a text, where it ends). most: bytes of one that is longer in no file, 0 where it is cut off instead."""
+    """(a text, where it ends). most: the maximum bytes of a valid text, 0 to cut longer ones off instead."""
     (length,) = struct.unpack_from("<Q", content, place)
     if most and length > most:
         raise ValueError(f"a name in it has {length:,} bytes")
@@ -220,7 +221,7 @@ def _text(content: bytes, place: int, most: int = 0) -> tuple[str, int]:
 
 
 def _value(content: bytes, place: int, kind: int, vocabulary: bool, items: int) -> tuple[Any, int, int | None]:
-    """(what is kept, where the next entry begins, how many items an array has, which are at most `items`)."""
+    """(the kept value, where the next entry begins, how many items an array has, at most `items`)."""
     if kind == _STRING:
         text, place = _text(content, place)
         return text, place, None
@@ -236,7 +237,8 @@ def _value(content: bytes, place: int, kind: int, vocabulary: bool, items: int) 
 
 
 def _array(content: bytes, place: int, inner: int, count: int, vocabulary: bool) -> tuple[Any, int]:
-    """(its values, where it ends). Without `vocabulary` texts and long arrays are passed over: they are no part of a glance."""
+    """(its values, where it ends). Without `vocabulary`, texts and long arrays are skipped: a glance does not need
+    them."""
     if inner == _STRING:
         read, end, texts = struct.Struct("<Q").unpack_from, place, list[str]()
         for _ in range(count):
@@ -253,5 +255,5 @@ def _array(content: bytes, place: int, inner: int, count: int, vocabulary: bool)
     if size * count > len(content) - place:
         raise struct.error("more numbers than the header has room for")
     wanted = vocabulary or count <= _NUMBERS
-    kept = struct.unpack_from(f"<{count}{_SCALARS[inner]}", content, place) if wanted else None
-    return kept, place + size * count
+    numbers = struct.unpack_from(f"<{count}{_SCALARS[inner]}", content, place) if wanted else None
+    return numbers, place + size * count

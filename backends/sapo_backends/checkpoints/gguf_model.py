@@ -1,6 +1,5 @@
-"""A GGUF file as a model: its vocabulary as tokenizer.json, what it says of itself as a config.json, and its weights by their
-Hugging Face names.
-"""
+"""A GGUF file as a model: its vocabulary as tokenizer.json, its metadata as config.json, and its weights by their
+Hugging Face names."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ from sapo_backends.checkpoints.local_models import open_file
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.errors import ModelNotFound
 
-# The vocabulary of a GGUF file as tokenizer.json and tokenizer_config.json: the reverse of checkpoints.gguf.vocabulary.
+# The vocabulary of a GGUF file as tokenizer.json and tokenizer_config.json: the reverse of gguf_write.gguf_tokenizer.
 #
-# Text becomes the tokens that llama.cpp makes of it. A file names how text is split before it is merged; the patterns behind
+# Text becomes the same tokens as in llama.cpp. A file names how text is split before it is merged; the patterns behind
 # the names are llama.cpp's (src/llama-vocab.cpp).
 
 Json = dict[str, Any]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """llama_token_type."""
 PRE_TOKENIZER = "gguf_pre_tokenizer"
-"""Entry of tokenizer_config.json: the name by which llama.cpp knows how text is split, for the way back."""
+"""Entry of tokenizer_config.json: llama.cpp's name for how text is split, needed for writing GGUF again."""
 SPACE = "▁"
-"""SentencePiece's."""
+"""SentencePiece's space."""
 _CASELESS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -60,11 +59,11 @@ SPLITS: dict[str, tuple[str, ...]] = {
 }
 """llama.cpp's name of a pre-tokenizer -> the patterns that split text, one after another."""
 WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
-"""Where a word that is a token stays whole, merged or not (ignore_merges)."""
+"""Pre-tokenizers with which a word that is a token stays whole, merged or not (ignore_merges)."""
 
 
 PHI3_TOKENS = frozenset({"<unk>", "<s>", "</s>", "<|endoftext|>"})
-"""What llama.cpp knows a Phi-3 by, whose other control tokens take the white space behind them along."""
+"""Tokens by which llama.cpp recognises a Phi-3, whose other control tokens absorb the white space after them."""
 ENDS_TEXT = frozenset(
     {
         "</s>",
@@ -78,12 +77,12 @@ ENDS_TEXT = frozenset(
         "<|eom_id|>",
     }
 )
-"""What llama.cpp takes for a control token wherever a vocabulary has it, whatever the file says its kind is."""
+"""Spellings that llama.cpp treats as control tokens in any vocabulary, whatever kind the file gives them."""
 
 
 def tokenizer_files(header: GgufHeader) -> tuple[Json, Json]:
-    """(tokenizer.json, tokenizer_config.json). header: read with its vocabulary. Raises ModelNotFound that names what is
-    missing, or what is not known here."""
+    """(tokenizer.json, tokenizer_config.json). header: read with its vocabulary. Raises ModelNotFound, which names what
+    is missing or unknown here."""
     tokens = _texts(header, "tokenizer.ggml.tokens")
     if not tokens:
         raise ModelNotFound("It holds no vocabulary (tokenizer.ggml.tokens). Choose a complete model file.")
@@ -119,12 +118,12 @@ def tokenizer_files(header: GgufHeader) -> tuple[Json, Json]:
         for number, kind in enumerate(kinds)
         if (kind == USER_DEFINED or number in control) and tokens[number]
     ]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
-    return {**whole, **steps, "model": model}, _settings(header, tokens)
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
+    return {**tokenizer, **steps, "model": model}, _settings(header, tokens)
 
 
 def spelled_vocabulary(model: Json, size: int) -> Json:
-    """The model of a tokenizer.json without the bytes that stand beyond the embeddings (see _byte_level)."""
+    """The model of a tokenizer.json without the byte tokens beyond the embeddings (see _byte_level)."""
     return {**model, "vocab": {text: number for text, number in model["vocab"].items() if number < size}}
 
 
@@ -139,7 +138,7 @@ def _numbers(header: GgufHeader, key: str) -> tuple[Any, ...]:
 
 
 def _places(tokens: Sequence[str]) -> dict[str, int]:
-    """Text -> number. Of two tokens that are spelled alike the first, as llama.cpp finds it."""
+    """Text -> id. Of two tokens with the same spelling the first, as in llama.cpp."""
     places: dict[str, int] = {}
     for number, text in enumerate(tokens):
         places.setdefault(text, number)
@@ -153,7 +152,7 @@ def _byte_level(header: GgufHeader, tokens: tuple[str, ...]) -> tuple[Json, Json
             f"It splits text in the way called {pre!r}, which is not known here. Use the model's Hugging Face folder."
         )
     places = _places(tokens)
-    # A byte that the vocabulary lacks keeps its neighbours apart, and is left out afterwards, as in llama.cpp.
+    # A byte that the vocabulary lacks separates its neighbours and is left out afterwards, as in llama.cpp.
     for character in sorted(set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) - places.keys()):
         places[character] = len(places) + len(tokens)
     merges = []
@@ -221,13 +220,14 @@ def _sentence_piece(header: GgufHeader, tokens: tuple[str, ...], kinds: Sequence
 
 
 MOST_SPELLED = 1 << 23
-"""Characters of all tokens together, at most: each place in each may be a merge. Gemma's 262,144 have 2 million."""
+"""Maximum characters of all tokens together: every place in every token may be a merge. Gemma's 262,144 tokens have 2
+million."""
 LONGEST_TOKEN = 256
-"""Characters; what is longer is never merged out of pieces here, which would take time that grows with the square."""
+"""Characters; longer tokens are never built from merges here, which would take quadratic time."""
 
 
 def _merges(places: dict[str, int], kinds: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
-    """Every way to make a token of two others, what has the highest score first, as SentencePiece joins them."""
+    """Every way to make a token from two others, highest score first, as SentencePiece joins them."""
     ways = []
     for text, number in places.items():
         if kinds[number] in (NORMAL, USER_DEFINED) and 1 < len(text) <= LONGEST_TOKEN:
@@ -241,7 +241,7 @@ def _merges(places: dict[str, int], kinds: Sequence[int], scores: Sequence[float
 
 
 def end_tokens(header: GgufHeader) -> list[int]:
-    """Ids that end a completion, the one that the file names first; with those by which its chat template ends turns."""
+    """Ids that end a completion, the file's own EOS first, including those with which its chat template ends turns."""
     tokens, template = _texts(header, "tokenizer.ggml.tokens"), header.text("tokenizer.chat_template")
     named = [header.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
     turns = [i for i, text in enumerate(tokens) if text in ENDS_TEXT and text in template]
@@ -249,7 +249,7 @@ def end_tokens(header: GgufHeader) -> list[int]:
 
 
 def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> Json:
-    """tokenizer_config.json: which tokens open, end and fill a text, and the chat template."""
+    """tokenizer_config.json: which tokens open, end and pad a text, and the chat template."""
     settings: Json = {}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
         number = header.number(f"tokenizer.ggml.{key}_token_id", -1)
@@ -265,27 +265,28 @@ def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> Json:
     return settings
 
 
-# What a GGUF file says of its model as a Hugging Face config.json: the reverse of checkpoints.gguf.forms.
+# A GGUF file's metadata as a Hugging Face config.json: the reverse of gguf_write.write_form.
 #
-# A family is a row of FAMILIES_READ. What llama.cpp computes and the own decoder does not is refused with a sentence.
+# A family is a row of FAMILIES_READ. A model that llama.cpp computes but our own decoder does not is refused with a
+# message.
 
 ReadTensor = Callable[[str], NDArray[np.float32]]
-"""A small tensor of the file by its name there, float32."""
+"""Reads a small tensor of the file by its name there, as float32."""
 OTHER_WAY = "Use another file, or the model's Hugging Face folder."
 MOST = {"block_count": 1024, "embedding_length": 1 << 17, "feed_forward_length": 1 << 19, "head_count": 1 << 12}
-"""Larger ones are damage."""
+"""Larger values are damage."""
 ORIGINALS = (8192, 4096, 2048, 16384, 32768, 65536, 131072, 1024, 512, 256, 128, 64)
 WAVES = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0))
-"""Contexts, and low and high frequency factors, that models with Llama 3's stretched positions have; the first of each are
-Llama's own. A GGUF file holds only what follows from them (rope_freqs.weight)."""
+"""Contexts, and low and high frequency factors, of models with Llama 3's stretched positions; the first of each are
+Llama's own. A GGUF file holds only the result of computing with them (rope_freqs.weight)."""
 LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention llama.cpp scales by hidden / heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyRead:
-    """architecture, model_type: Hugging Face's. interleaved: rows of q and k lie in the order in which llama.cpp rotates.
-    offset: what a norm's weight has more there."""
+    """architecture, model_type: Hugging Face's. interleaved: rows of q and k are in llama.cpp's rotation order.
+    offset: what the file adds to a norm's weight."""
 
     architecture: str
     model_type: str
@@ -309,7 +310,7 @@ FAMILIES_READ = {
 
 
 def family_of(header: GgufHeader) -> FamilyRead:
-    """Raises ModelNotFound for a family that is not read, naming those that are."""
+    """Raises ModelNotFound for an unsupported family, naming the supported ones."""
     name = header.architecture
     if name not in FAMILIES_READ:
         raise ModelNotFound(
@@ -321,9 +322,10 @@ def family_of(header: GgufHeader) -> FamilyRead:
 
 
 def config_json(header: GgufHeader, read: ReadTensor) -> Json:
-    """The config. read: for the few small tensors that say how positions are rotated.
+    """The config. read: reads the few small tensors that say how positions are rotated.
 
-    Raises ModelNotFound where a width is missing or impossible, or the model needs what the own decoder does not compute.
+    Raises ModelNotFound if a width is missing or impossible, or the model needs something that our own decoder does not
+    compute.
     """
     family = family_of(header)
     names = {tensor.name for tensor in header.tensors}
@@ -384,7 +386,7 @@ def _real(header: GgufHeader, key: str, default: float) -> float:
 
 
 def _rope_scaling(header: GgufHeader, config: Json, names: set[str], read: ReadTensor) -> Json:
-    """How rotary embeddings are stretched; {} where they are not."""
+    """How rotary embeddings are stretched; {} if they are not."""
     kind = header.text(f"{header.architecture}.rope.scaling.type")
     original = header.of_family("rope.scaling.original_context_length")
     if "rope_factors_short.weight" in names:
@@ -405,7 +407,7 @@ def _rope_scaling(header: GgufHeader, config: Json, names: set[str], read: ReadT
 
 
 def _llama3_scaling(config: Json, divisors: NDArray[np.float32]) -> Json:
-    """From the divisors of each frequency (head_dim / 2,) the settings that they follow from."""
+    """The settings that explain the divisors of each frequency (head_dim / 2,)."""
     factor = float(divisors.max())
     if factor <= 1.0:
         return {}
@@ -427,7 +429,7 @@ def _llama3_scaling(config: Json, divisors: NDArray[np.float32]) -> Json:
 
 
 def _family_settings(header: GgufHeader, config: Json) -> Json:
-    """What one family alone has."""
+    """The settings that only one family has."""
     name, window = header.architecture, header.of_family("attention.sliding_window")
     if name == "granite":
         return {
@@ -468,14 +470,15 @@ def _gemma_settings(header: GgufHeader, config: Json, window: int) -> Json:
 
 # The weights of a GGUF file by their Hugging Face names, float32, a piece at a time: nothing is copied to the disk.
 #
-# The reverse of checkpoints.gguf.writer: rows of q and k come back into Hugging Face's order, norms lose what llama.cpp added.
+# The reverse of gguf_write.write_gguf: rows of q and k return to Hugging Face's order, and norms lose what llama.cpp
+# added.
 
 Float32 = NDArray[np.float32]
 PIECE = 1 << 22
 """Weights that are dequantised at once: 16 MB of float32."""
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 _SKIPPED = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-"""What the config says already."""
+"""Tensors whose content is already in the config."""
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -492,13 +495,14 @@ _LAYER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""A tensor of a layer in a GGUF file -> in a Hugging Face folder; _BOTH where a layer has norms before and after."""
+"""Name of a layer's tensor in a GGUF file -> in a Hugging Face folder; _BOTH for layers with norms before and after."""
 _BOTH = {"ffn_norm": "pre_feedforward_layernorm"}
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 def hf_name(header: GgufHeader, name: str) -> str | None:
-    """The Hugging Face name of a tensor; None for one that the config stands for. Raises ModelNotFound for an unknown one."""
+    """The Hugging Face name of a tensor; None for one that the config replaces. Raises ModelNotFound for an unknown
+    one."""
     if name in _SKIPPED:
         return None
     stem, _, suffix = name.rpartition(".")
@@ -517,12 +521,13 @@ def hf_name(header: GgufHeader, name: str) -> str | None:
 
 
 def require_readable(path: Path, header: GgufHeader) -> None:
-    """Every tensor lies within the file, none within another, and has a type that is dequantised here. Raises ModelNotFound."""
+    """Raise ModelNotFound unless every tensor lies within the file, overlaps no other, and has a type that can be
+    dequantised here."""
     if not header.is_whole:
         raise ModelNotFound(
             f"{path} is cut off: it has {header.size:,} bytes and its tensors need more. Download it again."
         )
-    import gguf  # here and below: a machine that reads no such file does without the package
+    import gguf  # here and below: a machine that reads no such file does not need the package
 
     for tensor in header.tensors:
         name, block, _ = TENSOR_TYPES.get(tensor.type, ("", 1, 0))
@@ -544,7 +549,7 @@ def require_readable(path: Path, header: GgufHeader) -> None:
 
 
 def tensor_shape(tensor: TensorEntry) -> tuple[int, ...]:
-    """As Hugging Face counts: rows first."""
+    """The shape in Hugging Face's order: rows first."""
     return tuple(reversed(tensor.shape))
 
 
@@ -637,7 +642,7 @@ def small_tensor(path: Path, header: GgufHeader, name: str) -> Float32:
     tensor = next((each for each in header.tensors if each.name == name), None)
     if tensor is None or len(tensor.shape) != 1 or tensor.elements > PIECE:
         raise ModelNotFound(f"{path} is damaged: {name!r} is no vector. Download it again.")
-    # read, not mapped: a map counts against the memory of the child that asks (see inspection), however little is used
+    # read, not mapped: a map would count in full against the memory limit of the child that calls this (see inspection)
     with open_file(path) as file:
         file.seek(header.data + tensor.offset)
         raw = np.frombuffer(file.read(tensor.bytes), np.uint8)
@@ -654,7 +659,8 @@ def _heads(header: GgufHeader, name: str) -> int:
 
 
 def _usual_order(rows: Float32, heads: int, vector: bool) -> Float32:
-    """Rows (heads * d, ...) whose neighbours llama.cpp rotates as Hugging Face has them: (i, i + d / 2) of a head."""
+    """Rows (heads * d, ...) in which llama.cpp's neighbouring pairs return to Hugging Face's order: (i, i + d / 2) of a
+    head."""
     flat = rows.reshape(-1) if vector else rows
     if not heads or flat.shape[0] % (2 * heads):
         raise ModelNotFound("Its projections do not fit its number of heads: the file is damaged. Download it again.")

@@ -1,10 +1,12 @@
-"""The small folder that stands for a GGUF file: config.json and the tokenizer's files, made of what the file says.
+"""The small folder that stands in for a GGUF file: config.json and the tokenizer's files, built from the file's
+metadata.
 
-It lies in the app's cache, and every reader of a Hugging Face folder works with it. The weights stay where the person has
-them; POINTER says where. Nothing is written beside the person's file.
+It is in the app's cache, and every reader of a Hugging Face folder works with it. The weights stay where the person
+keeps them; POINTER says where. Nothing is written beside the person's file.
 
-The file may be hostile. This process begins a folder with POINTER alone; the child of checkpoints.inspection reads the file
-within its limits, writes the rest, and inspects that as any model's files; then the folder is put in its place.
+The file may be hostile. This process creates a folder with only POINTER in it; the child of checkpoints.inspection
+reads the file within its limits, writes the rest, and inspects the result like any model's files; then the folder is
+moved into place.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from sapo_backends.errors import ModelNotFound, size_text
 
 POINTER = "gguf.json"
 FORMAT = 3
-"""Counted up when the same file would be read differently."""
+"""Increased when the same file would be read differently."""
 SAMPLE = 1 << 16
 
 
 def view_folder(file: Path, progress: Progress | None = None) -> Path:
-    """The folder for a GGUF file; unless it is there, the child that inspects models makes it. Raises ModelNotFound with the
-    file's name and what is wrong, and what `progress` raises."""
+    """The folder for a GGUF file; if it does not exist yet, the inspection child makes it. Raises ModelNotFound with
+    the file's name and what is wrong, and what `progress` raises."""
     try:
         file = file.expanduser().resolve(strict=True)
         state = file.stat()
         name = f"{file.name.removesuffix('.gguf')[:60]}-{_fingerprint(file, state.st_size)}"
-    except (OSError, RuntimeError) as error:  # Python 3.12 and before: RuntimeError of links in a circle
+    except (OSError, RuntimeError) as error:  # up to Python 3.12, circular links raise RuntimeError
         reason = getattr(error, "strerror", "") or str(error)
         raise ModelNotFound(f"{file} cannot be read ({reason}).") from error
     folder = cache_folder() / "gguf-bases" / name
@@ -54,7 +56,7 @@ def view_folder(file: Path, progress: Progress | None = None) -> Path:
 
 
 def _fingerprint(file: Path, size: int) -> str:
-    """Names the content: its size, and what stands at its beginning, in its middle and at its end."""
+    """Identifies the content by its size and by bytes from its beginning, middle and end."""
     digest = hashlib.sha256(f"{FORMAT} {size}".encode())
     with open_file(file) as stream:
         for start in (0, size // 2, max(0, size - SAMPLE)):
@@ -81,13 +83,13 @@ def _pointer(folder: Path) -> dict[str, Any] | None:
 
 
 def gguf_of(folder: Path) -> Path | None:
-    """The GGUF file that holds the weights of this folder; None where it is a usual one."""
+    """The GGUF file that holds this folder's weights; None if it is an ordinary folder."""
     pointer = _pointer(folder)
     return Path(str(pointer["file"])) if pointer and "file" in pointer else None
 
 
 def require_same(folder: Path, file: Path) -> None:
-    """The file is there, as it was when the folder was made. Raises ModelNotFound."""
+    """Raise ModelNotFound unless the file exists and is unchanged since the folder was made."""
     pointer = _pointer(folder) or {}
     try:
         state = file.stat()
@@ -98,28 +100,28 @@ def require_same(folder: Path, file: Path) -> None:
 
 
 def _make(folder: Path, file: Path, state: os.stat_result, progress: Progress | None) -> None:
-    """Raises ModelNotFound where the child does not come to its end, OSError where the cache cannot be written."""
+    """Raises ModelNotFound if the child does not reach its end, OSError if the cache cannot be written."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
-        made = Path(scratch) / "view"
-        made.mkdir()
-        (made / POINTER).write_text(json.dumps(_pointing(file, state)), encoding="utf-8")
-        inspection.make_harmless(made, file, progress)
+        new_folder = Path(scratch) / "view"
+        new_folder.mkdir()
+        (new_folder / POINTER).write_text(json.dumps(_pointing(file, state)), encoding="utf-8")
+        inspection.make_harmless(new_folder, file, progress)
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            made.replace(folder)
+            new_folder.replace(folder)
         except OSError:  # another process made it in the meantime
             if not _points_to(folder, file, state):
                 raise
 
 
 def is_to_be_made(folder: Path) -> bool:
-    """Whether a folder says which file it stands for, and holds nothing of it yet."""
+    """Whether a folder names the file it stands for but has none of its content yet."""
     return gguf_of(folder) is not None and not (folder / "config.json").exists()
 
 
 def write_view(folder: Path) -> None:
-    """Make the files of a folder that is_to_be_made: the work of the child that inspects models, for the file may be hostile.
+    """Make the files of a folder that is_to_be_made. Runs in the inspection child, because the file may be hostile.
 
     Raises ModelNotFound with the file's name and what is wrong.
     """
@@ -138,8 +140,8 @@ def write_view(folder: Path) -> None:
 
 
 def _files(file: Path) -> dict[str, dict[str, Any]]:
-    """Name -> content of what a file says of its model and its tokenizer."""
-    # NumPy and tokenizers: every command asks whether a folder stands for a file, few make one
+    """File name -> content, for what the GGUF file says of its model and its tokenizer."""
+    # imported here: every command asks whether a folder stands for a file, but few make one
     from sapo_backends.checkpoints.gguf_model import (
         config_json,
         end_tokens,
@@ -173,7 +175,7 @@ def _files(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _require_whole(file: Path, config: dict[str, Any]) -> None:
-    """Every tensor that the decoder needs is there with the shape that it needs."""
+    """Raise ModelNotFound unless every tensor that the decoder needs is there with the right shape."""
     from sapo_backends.checkpoints.gguf_model import iter_gguf_shapes
     from sapo_backends.checkpoints.spec import decoder_spec, fused_projections
 
@@ -190,5 +192,5 @@ def _require_whole(file: Path, config: dict[str, Any]) -> None:
                     wanted[f"{module}.bias"] = (rows,)
     for name, shape in wanted.items():
         if have.get(name) != shape:
-            what = "lacks" if name not in have else f"has another shape than {shape} for"
-            raise ModelNotFound(f"{file} {what} {name}: it is damaged. Download it again.")
+            problem = "lacks" if name not in have else f"has another shape than {shape} for"
+            raise ModelNotFound(f"{file} {problem} {name}: it is damaged. Download it again.")

@@ -28,14 +28,14 @@ from sapo_backends.checkpoints.write_folder import QUANTISED
 from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.packages import install_command
 
-# How llama.cpp names each family and what it must be told of it.
+# llama.cpp's name for each family and the settings it needs.
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """name: llama.cpp's architecture. interleaved: it rotates neighbouring coordinates, so that rows of q and k are
-    permuted. windowed: every how manieth layer sees everything where the others have a window; 0 where llama.cpp
-    computes no window for it."""
+    """name: llama.cpp's architecture. interleaved: it rotates neighbouring coordinates, so rows of q and k are
+    permuted. windowed: every n-th layer has full attention where the others have a window; 0 if llama.cpp computes no
+    window for the family."""
 
     name: str
     interleaved: bool = False
@@ -58,17 +58,17 @@ FORMS = {
 }
 """Architecture -> its form in a GGUF file."""
 NOPE_STEP = 4
-"""Every such layer of SmolLM3 rotates nothing; llama.cpp knows no other number."""
+"""Every n-th layer of SmolLM3 has no rotation; llama.cpp supports no other number."""
 
 
 def _usual_windows(spec: DecoderSpec) -> tuple[bool, ...]:
-    """Which layers llama.cpp gives a window."""
+    """The layers that llama.cpp gives a window."""
     every = FORMS[spec.architecture].windowed
     return tuple((layer + 1) % every != 0 for layer in range(spec.layers))
 
 
 def why_not_gguf(spec: DecoderSpec) -> str:
-    """Why llama.cpp cannot compute a decoder that the spec describes; empty when it can."""
+    """Why llama.cpp cannot compute the decoder that the spec describes; empty if it can."""
     form = FORMS[spec.architecture]
     if form.name == "olmo2" and spec.tied:
         return "an embedding that is the output layer too, which llama.cpp does not know of this family,"
@@ -82,13 +82,13 @@ def why_not_gguf(spec: DecoderSpec) -> str:
 
 
 def context_length(spec: DecoderSpec) -> int:
-    """The longest text that llama.cpp computes rightly: no longer than a window that it does not know."""
+    """The longest text that llama.cpp computes correctly: at most the window, if it does not support the window."""
     known = FORMS[spec.architecture].windowed or not spec.window
     return spec.context if known else min(spec.context, spec.window)
 
 
 def write_form(writer: Any, spec: DecoderSpec) -> None:
-    """What a family's layers need besides widths."""
+    """Write what a family's layers need besides widths."""
     form = FORMS[spec.architecture]
     if form.windowed and spec.window:
         writer.add_sliding_window(spec.window)
@@ -129,7 +129,7 @@ def rope_divisors(spec: DecoderSpec) -> list[tuple[str, NDArray[np.float32]]]:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """llama_token_type."""
 SPACE = "▁"
-"""SentencePiece's."""
+"""SentencePiece's space."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -144,15 +144,15 @@ _NAMES = {
     _GPT4O: ("gpt-4o", ""),
     _GPT4O.replace(_ENDING, "").replace("{1,3}", ""): ("", "tekken"),
 }
-"""Splitting patterns of the files -> llama.cpp's names: for words that are merged, and for words that are tokens as they
-are, merged or not (ignore_merges). Its own patterns for the last two, of Phi-4-mini and Mistral Nemo, take combining marks
-for no letters."""
+"""Splitting patterns of tokenizer files -> llama.cpp's names: for words that are merged, and for words that stay whole
+if they are tokens (ignore_merges). For the last two, of Phi-4-mini and Mistral Nemo, llama.cpp's own patterns do not
+count combining marks as letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteLevel:
-    """Pairs of tokens in the order in which they are joined. pre: the name under which llama.cpp knows the pre-tokenizer, ""
-    when it has none for it."""
+    """merges: pairs of tokens in the order in which they are joined. pre: llama.cpp's name for the pre-tokenizer, "" if
+    it has none."""
 
     merges: list[str]
     pre: str
@@ -160,8 +160,8 @@ class ByteLevel:
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """What is joined first has the highest score. opens_with_space: one is put before text that begins or follows a control
-    token; None when text is split in a way that llama.cpp's SentencePiece does not know."""
+    """What is joined first has the highest score. opens_with_space: a space is inserted before text that begins or
+    follows a control token; None if text is split in a way that llama.cpp's SentencePiece does not support."""
 
     scores: list[float]
     opens_with_space: bool | None
@@ -169,8 +169,8 @@ class SentencePiece:
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """adds_bos: every text begins with bos, not only where the chat template writes it. eats_space: control tokens take the
-    white space behind them along, as Phi-3's do."""
+    """adds_bos: every text begins with bos, not only where the chat template writes it. eats_space: control tokens
+    absorb the white space after them, as Phi-3's do."""
 
     tokens: list[str]
     kinds: list[int]
@@ -184,7 +184,7 @@ class GgufTokenizer:
 
     @property
     def is_known(self) -> bool:
-        """Whether llama.cpp splits text as the file says."""
+        """Whether llama.cpp splits text as the tokenizer file says."""
         return bool(self.way.pre) if isinstance(self.way, ByteLevel) else self.way.opens_with_space is not None
 
 
@@ -195,7 +195,7 @@ def _steps(part: Json | None, name: str = "pretokenizers") -> list[Json]:
 
 
 def pre_tokenizer(pre: Json | None, whole_words: bool) -> str:
-    """llama.cpp's name for the pre_tokenizer and ignore_merges entries of a tokenizer.json; "" when it has none."""
+    """llama.cpp's name for the pre_tokenizer and ignore_merges entries of a tokenizer.json; "" if it has none."""
     steps = _steps(pre)
     patterns = [step.get("pattern", {}).get("Regex", "") for step in steps if step.get("type") == "Split"]
     if patterns:
@@ -209,7 +209,7 @@ def pre_tokenizer(pre: Json | None, whole_words: bool) -> str:
 
 
 def _merges(pairs: Iterable[Any]) -> list[str]:
-    """Newer files write ["a", "b"], older ones "a b"."""
+    """Merges as "a b": newer files write ["a", "b"], older ones "a b"."""
     return [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
 
 
@@ -231,7 +231,7 @@ def _opens_with_space(data: Json, chat: bool) -> bool | None:
 
 
 def _scores(model: Json, tokens: list[str]) -> list[float]:
-    """Of each token: the earlier a merge makes it, the higher. What none makes comes last."""
+    """A score per token: the earlier a merge makes it, the higher. Tokens that no merge makes come last."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(model["merges"]):
         ranks.setdefault("".join(pair) if not isinstance(pair, str) else pair.replace(" ", ""), rank)
@@ -241,7 +241,7 @@ def _scores(model: Json, tokens: list[str]) -> list[float]:
 def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
     """Read a folder's tokenizer, padded with unused tokens to the model's vocabulary.
 
-    Raises BackendError when it is no BPE (the only kind written here).
+    Raises BackendError unless it is BPE (the only kind written here).
     """
     data, settings = read_json(folder / "tokenizer.json"), read_json(folder / "tokenizer_config.json")
     model = data.get("model", {})
@@ -263,7 +263,7 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
         i, text = int(token["id"]), token["content"]
         if i < vocabulary:
             special = token.get("special") or i in ours.eos_ids
-            # llama.cpp looks for the app's own tokens before it writes spaces as SentencePiece does
+            # llama.cpp looks for the added tokens before it writes spaces as SentencePiece does
             tokens[i] = text.replace(SPACE, " ") if pieces and not special and token.get("normalized") else text
             kinds[i] = CONTROL if special else USER_DEFINED
     if pieces and model.get("unk_token") in model["vocab"]:
@@ -296,15 +296,15 @@ def gguf_tokenizer(folder: Path, vocabulary: int) -> GgufTokenizer:
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 FORMAT = 3
-"""Counted up when the same folder would be written differently, so that cached files are made again."""
+"""Increased when the same folder would be written differently, so that cached files are made again."""
 _PHI3 = re.compile("phi-?3", re.IGNORECASE)
 _PHI3_TOKENS = frozenset({"<unk>", "<s>", "</s>", "<|endoftext|>"})
 BLOCK = 32
-"""Weights in a block of Q8_0 and Q4_0; rows of another length stay in F16."""
+"""Weights in a block of Q8_0 and Q4_0; tensors whose rows are not multiples of it stay in F16."""
 
 
 def gguf_module() -> Any:
-    """The gguf package, or BackendUnavailable with the command that installs it."""
+    """The gguf package. Raises BackendUnavailable with the command that installs it."""
     try:
         import gguf
     except ImportError as error:
@@ -313,7 +313,7 @@ def gguf_module() -> Any:
 
 
 def read_spec(folder: Path) -> DecoderSpec:
-    """The decoder in a folder. Raises ModelNotFound, BackendError when GGUF has no place for it here."""
+    """The decoder in a folder. Raises ModelNotFound, or BackendError if it cannot be written as GGUF here."""
     config = read_json(validate_model_folder(folder) / "config.json")
     reason = why_not(config) or why_not_gguf(decoder_spec(config))
     if reason:
@@ -339,15 +339,15 @@ def _names(architecture: str, layers: int) -> Any:
 
 def base_name(spec: DecoderSpec, name: str) -> str:
     """GGUF name of a Hugging Face tensor, suffix included. Raises BackendError for an unknown one."""
-    found = _names(FORMS[spec.architecture].name, spec.layers).get_name(name, try_suffixes=(".weight", ".bias"))
-    if found is None:
+    gguf_name = _names(FORMS[spec.architecture].name, spec.layers).get_name(name, try_suffixes=(".weight", ".bias"))
+    if gguf_name is None:
         raise BackendError(f"The tensor {name!r} has no place in a GGUF file of {spec.architecture}.")
-    return str(found)
+    return str(gguf_name)
 
 
 def convert_for_llamacpp(spec: DecoderSpec, name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
     """The tensor as llama.cpp wants it: rows of q and k projections (weight, bias or LoRA B) permuted where it rotates
-    neighbours, a norm's weight whole where the model stores what is added to 1."""
+    neighbours; a norm's weight with 1 added where the model stores the difference from 1."""
     if spec.norm_offset and tensor.ndim == 1 and "norm" in name:
         return tensor + np.float32(spec.norm_offset)
     if not FORMS[spec.architecture].interleaved:
@@ -403,7 +403,7 @@ def _vocabulary(writer: Any, tokenizer: GgufTokenizer) -> None:
 
 
 def _skipped(spec: DecoderSpec, name: str) -> bool:
-    """Tensors that a GGUF file has no place for: what llama.cpp computes itself, and the head of tied embeddings."""
+    """Whether a GGUF file has no place for the tensor: what llama.cpp computes itself, and the head of tied embeddings."""
     return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight")
 
 
@@ -424,7 +424,8 @@ def _weights(folder: Path, spec: DecoderSpec) -> Iterator[NDArray[np.float32]]:
 
 
 def _type_of(shape: tuple[int, ...], name: str, kind: Kind) -> str:
-    """Vectors stay float32. In Q4_0 the embeddings keep 8 bits: they are read by every token and suffer most."""
+    """Vectors stay float32. In Q4_0 the embeddings keep 8 bits: every token reads them, and they suffer most from
+    quantisation."""
     if len(shape) == 1:
         return "F32"
     if kind in ("Q8_0", "Q4_0") and shape[-1] % BLOCK:
@@ -433,7 +434,7 @@ def _type_of(shape: tuple[int, ...], name: str, kind: Kind) -> str:
 
 
 def _write_tensors(writer: Any, folder: Path, spec: DecoderSpec, kind: Kind, progress: Progress | None) -> None:
-    """The table of tensors, then one tensor after another: never more than one of them is in memory."""
+    """Write the table of tensors, then one tensor after another: never more than one of them is in memory."""
     gguf = gguf_module()
     stored = []
     for name, shape in _shapes(folder, spec):
@@ -464,7 +465,7 @@ def require_writable(folder: Path) -> None:
 
 
 def _tokenizer(folder: Path, spec: DecoderSpec, strict: bool) -> GgufTokenizer | None:
-    """See write_gguf; None where the file is for our own engine, which passes ids, and has no place for the vocabulary."""
+    """See write_gguf. None if the file is for our own engine, which passes ids, and the vocabulary cannot be written."""
     try:
         tokenizer = gguf_tokenizer(folder, spec.vocabulary)
     except BackendError:
@@ -477,8 +478,8 @@ def _tokenizer(folder: Path, spec: DecoderSpec, strict: bool) -> GgufTokenizer |
 
 
 def shown_name(name: str, tokenizer: GgufTokenizer) -> str:
-    """The name in the file. llama.cpp expects certain tokens of what is called Phi-3, and takes the white space behind
-    control tokens along there and nowhere else."""
+    """The model name in the file. Only for models whose name contains Phi-3 does llama.cpp expect certain tokens and
+    absorb the white space after control tokens."""
     if tokenizer.eats_space and _PHI3_TOKENS.issubset(tokenizer.tokens):
         return name if _PHI3.search(name) else f"Phi-3 {name}"
     return _PHI3.sub("Phi 3", name)
@@ -501,9 +502,9 @@ def write_gguf(
 ) -> None:
     """Write the model of a Hugging Face folder to `target`, which appears only when it is complete.
 
-    Its stem is the name that other programs show. strict: refuse a tokenizer that other programs would split text with
-    differently. progress may raise to stop: nothing is left behind.
-    Raises ModelNotFound, BackendError, BackendUnavailable.
+    The stem of `target` is the name that other programs show. strict: refuse a tokenizer that other programs would
+    split text with differently. progress may raise to stop: nothing is left behind. Raises ModelNotFound,
+    BackendError, BackendUnavailable.
     """
     gguf = gguf_module()
     spec = read_spec(folder)

@@ -1,4 +1,4 @@
-"""Downloading a model from the hub: what the repository holds, which files are needed, and what is said meanwhile."""
+"""Downloading a model from the hub: what the repository holds, which files are needed, and progress and error messages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from sapo_backends.checkpoints import hub_cache
 from sapo_backends.checkpoints.hub_cache import hub_endpoint, one_set
 from sapo_backends.errors import DownloadFailed, ModelNotFound, size_text
 
-# What is said about a download: how far it is, and why the hub gave nothing.
+# Messages about a download: its progress, and why the hub gave nothing.
 
 
 @dataclass
 class DownloadProgress:
-    """done, total: bytes of all files. begun: bytes that were there before, when: monotonic seconds."""
+    """done, total: bytes of all files. begun: bytes already there at the start; when: its time in monotonic seconds."""
 
     repository: str
     total: int
@@ -53,11 +53,11 @@ class DownloadProgress:
 
 
 class Away(DownloadFailed):
-    """The hub is not there now."""
+    """The hub cannot be reached now."""
 
 
 def refusal_error(repository: str, status: int, code: str, named: bool) -> Exception:
-    """What an answer that is no success means. code: the hub's own word for it. named: a token was shown."""
+    """What an unsuccessful answer means. code: the hub's own error code. named: a token was sent."""
     where = f"{hub_cache.hub_endpoint()}/{repository}"
     if code == "GatedRepo":
         log_in = "With the account of your token" if named else "Log in: sapo-desktop login. Before that"
@@ -74,24 +74,24 @@ def refusal_error(repository: str, status: int, code: str, named: bool) -> Excep
 
 
 def offline_message(repository: str, reason: str) -> str:
-    """What is on this disk, when the network is not there."""
-    here = [one.repository for one in hub_cache.all_cached() if one.complete]
+    """A message for when the network is unavailable: what is on this disk."""
+    here = [cached.repository for cached in hub_cache.all_cached() if cached.complete]
     known = f"On this disk: {', '.join(here[:8])}, and" if here else "Use"
     return f"{repository!r} is not downloaded and {reason}. Connect once to download it. {known} the bundled 'starter'."
 
 
-# What a repository of the hub holds, and which of its files a model needs. Its answers are another's text: checked.
+# What a hub repository holds and which of its files a model needs. The answers are untrusted text and are checked.
 
 ANSWER_LIMIT = 8 << 20
-"""Bytes of a listing, at most."""
+"""Maximum bytes of a listing."""
 SETTINGS = (
     "config.json", "generation_config.json", "tokenizer*.json", "chat_template.jinja", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "*.safetensors.index.json",
 )  # fmt: skip
 CARD, LICENCES = "README.md", ("LICENSE*", "LICENCE*", "NOTICE*")
-"""What a model says of itself and of what may be done with it, in upper case."""
+"""The model card and the licence files, as patterns in upper case."""
 CARD_LIMIT, LICENCES_LIMIT = 256 << 10, 8
-"""Bytes of such a file, and licence files, at most: others are not fetched."""
+"""Maximum bytes of such a file, and maximum number of licence files; anything beyond is not fetched."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -108,7 +108,8 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class HubRepository:
-    """files: what the model needs, its card and licence. license: as the card says, "" = not at all. parameters: 0 = not told."""
+    """files: what the model needs, its card and licence. license: as the card says, "" if not stated. parameters: 0 if
+    not stated."""
 
     id: str
     commit: str
@@ -148,27 +149,28 @@ class _Answer(msgspec.Struct):
 
 
 def listing_url(repository: str) -> str:
-    """Where the listing is asked for."""
+    """The URL of the listing."""
     return f"{hub_endpoint()}/api/models/{repository}/revision/main?blobs=true"
 
 
 def file_address(found: HubRepository, name: str) -> str:
-    """Where a file's bytes are."""
+    """The URL of a file's bytes."""
     return f"{hub_endpoint()}/{found.id}/resolve/{found.commit}/{name}"
 
 
 def parse_listing(repository: str, content: bytes) -> HubRepository:
-    """A listing. Raises ModelNotFound where the repository holds no model that can be read, DownloadFailed where it is none."""
+    """Parse a listing. Raises ModelNotFound if the repository has no readable model, DownloadFailed if this is not a
+    listing."""
     try:
         answer = msgspec.json.decode(content, type=_Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DownloadFailed(
             f"{hub_endpoint()} answered with something that is no listing of {repository}: {error}."
         ) from error
-    listed = [_remote(one) for one in answer.siblings if _NAME.fullmatch(one.rfilename)]
-    files = select_needed_files([one for one in listed if one is not None])
+    listed = [_remote(entry) for entry in answer.siblings if _NAME.fullmatch(entry.rfilename)]
+    files = select_needed_files([entry for entry in listed if entry is not None])
     if not any(file.name == "config.json" for file in files) or not any(f.name.endswith(".safetensors") for f in files):
-        pickled = any(one.rfilename.endswith((".bin", ".pt")) for one in answer.siblings)
+        pickled = any(entry.rfilename.endswith((".bin", ".pt")) for entry in answer.siblings)
         reason = " Its pickled weights are not read, because they can run code." if pickled else ""
         raise ModelNotFound(f"{repository} holds no language model as config.json and *.safetensors.{reason}")
     if not any(file.name == "tokenizer.json" for file in files):
@@ -189,8 +191,8 @@ def _remote(one: _Sibling) -> RemoteFile | None:
 
 
 def select_needed_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    """The settings, the tokenizer, the card with the licence, and one set of weights, smallest first: not the same weights once
-    more under another name."""
+    """The settings, the tokenizer, the card with the licence, and one set of weights, smallest first; the same weights
+    under another name are left out."""
     weights = {name for name in one_set({file.name for file in files}) if not name.startswith("consolidated")}
     wanted = [f for f in files if f.name in weights or any(fnmatch(f.name, pattern) for pattern in SETTINGS)]
     small = [f for f in files if f.size <= CARD_LIMIT]
@@ -199,45 +201,45 @@ def select_needed_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
 
 
 def is_licence(name: str) -> bool:
-    """Whether a file of that name holds a licence."""
+    """Whether a file name is that of a licence."""
     return any(fnmatch(name.upper(), pattern) for pattern in LICENCES)
 
 
-# Downloading a model: what is there already is not fetched again, a part goes on from its byte, every file is compared
-# with the digest that the hub publishes.
+# Downloading a model: existing files are not fetched again, a partial file is continued, and every file is checked
+# against the digest that the hub publishes.
 #
-# `progress` is called five times a second, bytes or not; when it raises (Cancelled, say) the download ends at once and its
-# parts stay for the next time.
+# `progress` is called five times a second, whether bytes arrive or not; when it raises (Cancelled, say) the download
+# stops at once and keeps its partial files for the next time.
 
 T = TypeVar("T")
 TICK_S = 0.2
 CHUNK = 1 << 16
 TRIES = 5
-"""Connections in a row that bring nothing, before the hub counts as away."""
+"""Consecutive connections without data before the hub counts as unreachable."""
 PATIENCE_S = 20.0
-"""A connection that is silent for so long is made again."""
+"""A connection that is silent for this many seconds is replaced."""
 TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
-"""Where a chat template may stand."""
+"""Files that may contain a chat template."""
 SPARE = 64 << 20
-"""Bytes that a download leaves free."""
+"""Bytes of disk space that a download leaves free."""
 
 
 def inspect_repository(repository: str) -> HubRepository:
-    """What the hub holds under that id; its config.json is on the disk afterwards, so that it is sure that it may be read, and
-    its chat template, by which it is known whether it always reasons.
+    """What the hub holds under that id. Also downloads its config.json, which proves that it may be read, and its chat
+    template, which shows whether the model always reasons.
 
-    Raises ModelNotFound, DownloadFailed (away, or forbidden by HF_HUB_OFFLINE).
+    Raises ModelNotFound, DownloadFailed (unreachable, or forbidden by HF_HUB_OFFLINE).
     """
     return _run(_with_session(lambda hub: hub.look(repository)))
 
 
 def config_of(found: HubRepository) -> Path:
-    """The folder with the config.json that look() brought."""
+    """The folder with the config.json that inspect_repository() fetched."""
     return hub_cache.repository_folder(found.id) / "snapshots" / found.commit
 
 
 def download_model(repository: str, progress: Progress | None = None) -> Path:
-    """The folder of a model, fetched where it is not in the cache yet. Blocks; not on an event loop.
+    """The folder of a model, downloaded unless it is in the cache. Blocks; not for an event loop.
 
     Raises ModelNotFound, DownloadFailed, and whatever `progress` raises.
     """
@@ -245,12 +247,12 @@ def download_model(repository: str, progress: Progress | None = None) -> Path:
 
 
 def remaining_bytes(found: HubRepository) -> int:
-    """Bytes that a download has still to bring."""
+    """Bytes that are still to be downloaded."""
     return sum(file.size - _there(found, file) for file in found.files)
 
 
 def require_room(found: HubRepository) -> None:
-    """Raise DownloadFailed when the rest does not fit on the disk."""
+    """Raise DownloadFailed if the rest does not fit on the disk."""
     cache = hub_cache.hub_cache_folder()
     place = next(p for p in (cache, *cache.parents) if p.exists())
     rest, free = remaining_bytes(found), shutil.disk_usage(place).free
@@ -262,7 +264,7 @@ def require_room(found: HubRepository) -> None:
 
 
 def _there(found: HubRepository, file: RemoteFile) -> int:
-    """Bytes of a file that are on the disk."""
+    """Bytes of a file that are already on the disk."""
     if (hub_cache.repository_folder(found.id) / "snapshots" / found.commit / file.name).is_file():
         return file.size
     whole = hub_cache.blob_path(found.id, file.digest)
@@ -299,13 +301,13 @@ def _count(state: DownloadProgress | None, bytes_: int) -> None:
 
 
 def _emptied(out: Any) -> None:
-    """truncate() alone leaves the position, by which it is told how much is there."""
+    """truncate() alone leaves the position, which the code reads as the number of bytes present."""
     out.seek(0)
     out.truncate()
 
 
 class _Hub:
-    """One hub, asked without a name first and with the person's token once it refused."""
+    """One hub, asked anonymously first, and with the person's token once it refused."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -319,19 +321,19 @@ class _Hub:
                 content = await _bounded(reply)
         except Away as error:
             raise DownloadFailed(offline_message(repository, str(error))) from error
-        found = parse_listing(repository, content)
-        config = next(file for file in found.files if file.name == "config.json")
+        listing = parse_listing(repository, content)
+        config = next(file for file in listing.files if file.name == "config.json")
         if config.size > ANSWER_LIMIT:
             raise DownloadFailed(f"{repository} has a config.json of {size_text(config.size)}, which is none.")
-        wanted = (config, *(file for file in found.files if file.name in TEMPLATES and file.size <= ANSWER_LIMIT))
-        if not all((config_of(found) / file.name).is_file() for file in wanted):
+        wanted = (config, *(file for file in listing.files if file.name in TEMPLATES and file.size <= ANSWER_LIMIT))
+        if not all((config_of(listing) / file.name).is_file() for file in wanted):
             with _alone(repository):
-                await self._files(replace(found, files=wanted), None)
-        return found
+                await self._files(replace(listing, files=wanted), None)
+        return listing
 
     @contextlib.asynccontextmanager
     async def _get(self, repository: str, url: str, start: int = 0) -> Any:
-        """An answer with 200, 206 or 416. Raises ModelNotFound, DownloadFailed."""
+        """An answer with status 200, 206 or 416. Raises ModelNotFound, DownloadFailed."""
         import aiohttp
 
         span = {"Range": f"bytes={start}-"} if start else {}
@@ -340,10 +342,10 @@ class _Hub:
             if (
                 reply.status in (401, 403)
                 and not self._headers
-                and (found := await asyncio.to_thread(hub_cache.hub_token))
+                and (token := await asyncio.to_thread(hub_cache.hub_token))
             ):
                 reply.close()
-                self._headers = {"Authorization": f"Bearer {found}"}
+                self._headers = {"Authorization": f"Bearer {token}"}
                 reply = await self._session.get(url, headers=self._headers | span)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Away(f"{hub_cache.hub_endpoint()} cannot be reached ({type(error).__name__})") from error
@@ -357,11 +359,11 @@ class _Hub:
             reply.close()
 
     async def fetch(self, repository: str, progress: Progress | None) -> Path:
-        """See download()."""
-        found = await self.look(repository)
-        require_room(found)
+        """See download_model()."""
+        listing = await self.look(repository)
+        require_room(listing)
         with _alone(repository):
-            return await self._fetch(found, progress)
+            return await self._fetch(listing, progress)
 
     async def _fetch(self, found: HubRepository, progress: Progress | None) -> Path:
         repository = found.id
@@ -379,7 +381,7 @@ class _Hub:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _files(self, found: HubRepository, state: DownloadProgress | None) -> Path:
-        """Those of the listing. state: None = none of them is weights, so this is no download yet."""
+        """Fetch the listed files. state: None if none of them is a weight file, so that no progress is reported."""
         for file in found.files:
             published = hub_cache.repository_folder(found.id) / "snapshots" / found.commit / file.name
             if not published.is_file():
@@ -391,7 +393,7 @@ class _Hub:
         return published.parent
 
     async def _file(self, found: HubRepository, file: RemoteFile, state: DownloadProgress | None) -> None:
-        """One file, verified. A part whose bytes are wrong is of no use and goes."""
+        """Fetch and verify one file. A partial file with wrong bytes is deleted."""
         whole = hub_cache.blob_path(found.id, file.digest)
         part = whole.with_name(whole.name + hub_cache.PARTIAL)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -424,12 +426,12 @@ class _Hub:
         part.replace(whole)
 
     async def _more(self, found: HubRepository, file: RemoteFile, out: Any, state: DownloadProgress | None) -> None:
-        """As many bytes as one connection brings. Raises Away."""
+        """Append as many bytes as one connection delivers. Raises Away."""
         import aiohttp
 
         start = out.tell()
         async with self._get(found.id, file_address(found, file.name), start) as reply:
-            if start and reply.status != 206:  # a server that does not go on from a byte
+            if start and reply.status != 206:  # a server that cannot continue from a byte
                 _count(state, -start)
                 _emptied(out)
                 if reply.status == 416:
@@ -442,7 +444,7 @@ class _Hub:
                             f"{file.name} of {found.id} is longer than {hub_cache.hub_endpoint()} publishes."
                         )
                     out.write(chunk)
-                    out.flush()  # a kill loses nothing that is counted
+                    out.flush()  # so that a kill loses nothing that was counted
                     _count(state, len(chunk))
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Away(f"the connection broke ({type(error).__name__})") from error
@@ -450,7 +452,8 @@ class _Hub:
 
 @contextlib.contextmanager
 def _alone(repository: str) -> Iterator[None]:
-    """Two programs never write one part. Raises DownloadFailed while another one downloads the model."""
+    """Ensures that no two programs write one partial file. Raises DownloadFailed while another program downloads the
+    model."""
     from filelock import FileLock, Timeout
 
     place = hub_cache.repository_folder(repository)
@@ -476,9 +479,9 @@ async def _bounded(reply: Any) -> bytes:
 
 
 def _digest(path: Path, file: RemoteFile) -> str:
-    """SHA-256, or git's SHA-1 of small files that the hub keeps in git."""
+    """SHA-256, or git's SHA-1 for small files that the hub keeps in git."""
     with path.open("rb") as stream:
         if len(file.digest) == 64:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-        begun = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-        return hashlib.file_digest(stream, lambda: begun).hexdigest()
+        digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+        return hashlib.file_digest(stream, lambda: digest).hexdigest()

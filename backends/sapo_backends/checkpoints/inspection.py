@@ -1,11 +1,12 @@
-"""A foreign model's files are read in a child process before this one reads them.
+"""Reads an untrusted model's files in a child process before this process reads them.
 
-A tokenizer, a chat template and a header come from strangers, and native code reads them: it may take gigabytes, run for ever,
-or end the process. The child has a memory cap and a limit of processor time where the platform has them, and a deadline. It
-reads all that the app reads of a model but its weights, encodes texts, and renders conversations. What it says is forgotten but
-for one thing: whether it came to its end. A file that is damaged in a way this process puts in words by itself is left to it;
-of a GGUF file, whose small files the child makes first (see gguf_base.view), its sentence is passed on. A good result is
-remembered in the app's cache under what the files hold, so that a start pays once.
+A tokenizer, chat template or header may come from a stranger and is read by native code, which may take gigabytes, run
+for ever or crash. The child has a memory cap and a processor-time limit where the platform offers them, and a
+deadline. It reads everything that the app reads of a model except its weights, encodes texts and renders
+conversations. Of its output only one thing counts: whether it reached its end. Damage that this process reports in
+words by itself is left to this process. For a GGUF file, whose small files the child makes first (see gguf_view), the
+child's sentence is passed on. A good result is remembered in the app's cache under a digest of the files, so that only
+the first start pays for the inspection.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from sapo_backends.errors import ModelNotFound, size_text
 
 _CHILD = "sapo_backends.checkpoints.inspection_child"
 SWITCH = "--inspect-model"
-"""How a frozen app starts the child: it has no interpreter for modules (see sapo_desktop.__main__)."""
+"""How a frozen app starts the child, since it has no interpreter that runs modules (see sapo_desktop.__main__)."""
 MEMORY_BYTES = 1_900_000_000
-"""Of address space. A tokenizer of 33 MB (Gemma's, 262,144 tokens) takes 0.7 GB of it."""
+"""Limit of the child's address space. A tokenizer of 33 MB (Gemma's, 262,144 tokens) takes 0.7 GB of it."""
 PROCESSOR_S = 12
 MAKING_S = 30
-"""Of processor time where it makes the files of a GGUF file first. Gemma's take 5 s of it altogether."""
+"""Limit of processor time if the child first makes the files of a GGUF file. Gemma's take 5 s of it altogether."""
 DEADLINE_S = 60.0
-"""By the wall's clock: other programs may leave the child a small part of a core."""
+"""Wall-clock limit; long, because other programs may leave the child a small part of a core."""
 DEADLINE_ALONE_S = 18.0
-"""Where no limit of processor time can be set."""
+"""Wall-clock limit where no limit of processor time can be set."""
 REFUSED = "refused: "
-"""What stands before a sentence of the child for a person."""
+"""Prefix of a line in which the child writes a sentence for a person."""
 LOOK_S = 0.2
-"""How often whoever waits is asked whether to go on."""
+"""Seconds between calls of `progress`, which may stop the wait."""
 VERSION = 1
-"""Of what is looked at: remembered results of another one count for nothing."""
+"""Version of the inspection: results remembered from another version are ignored."""
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HEADER = 1 << 16
-"""Bytes of each file of weights that its identity is made of: their beginning, with the file's length."""
+"""Bytes of each weight file that enter its identity: its beginning, together with the file's length."""
 
 
 def require_harmless(folder: Path, weights: Sequence[Path], trusted: Iterable[Path]) -> None:
-    """Returns at once for a folder whose tokenizer ships with the app or which was inspected before. weights: its files of
-    weights; trusted: folders that ship with the app. Raises ModelNotFound where the child did not come to its end."""
+    """Returns at once if the folder's tokenizer ships with the app or was inspected before. weights: its weight files;
+    trusted: folders that ship with the app. Raises ModelNotFound if the child did not reach its end."""
     if not (folder / "tokenizer.json").is_file():
         return
     files = (*(folder / name for name in FILES if (folder / name).is_file()), *weights)
@@ -63,7 +64,7 @@ def require_harmless(folder: Path, weights: Sequence[Path], trusted: Iterable[Pa
 def _inspected(
     folder: Path, files: tuple[Path, ...], trusted: tuple[Path, ...], _state: tuple[tuple[int, int, int], ...]
 ) -> None:
-    """Once a process for what lies in a folder; an error is not remembered."""
+    """Cached in this process by the folder's content; errors are not cached."""
     name = _content_id(files)
     mark = cache_folder() / "inspected" / name
     if name in _GOOD or _tokenizer_of(folder) in map(_tokenizer_of, trusted) or mark.is_file():
@@ -73,8 +74,9 @@ def _inspected(
 
 
 def make_harmless(folder: Path, gguf: Path, progress: Progress | None = None) -> None:
-    """Let the child make the small files of a GGUF file in a folder that says where it is, and inspect them. What it said of
-    them is remembered. Raises ModelNotFound with the file's name, OSError, and what `progress` raises, which ends the child."""
+    """Let the child make the small files of a GGUF file, in a folder that points to it, and inspect them. A good result
+    is remembered. Raises ModelNotFound with the file's name, OSError, and what `progress` raises, which ends the
+    child."""
     _run_child(folder, gguf, progress)
     _remember(_content_id([*(folder / name for name in FILES if (folder / name).is_file()), gguf]))
 
@@ -82,17 +84,17 @@ def make_harmless(folder: Path, gguf: Path, progress: Progress | None = None) ->
 def _remember(name: str) -> None:
     mark = cache_folder() / "inspected" / name
     _GOOD.add(name)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs a second, no model
+    with contextlib.suppress(OSError):  # an unwritable cache costs a second next time, not the model
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
 
 _GOOD: set[str] = set()
-"""Contents that this process had inspected, in whatever folder they lie."""
+"""Digests of contents that this process has inspected, in whatever folder they are."""
 
 
 def _content_id(files: Iterable[Path]) -> str:
-    """What all that is inspected holds, as a digest."""
+    """A digest of everything that is inspected."""
     digest = hashlib.sha256(f"inspection {VERSION}".encode())
     for file in files:
         with file.open("rb") as stream:
@@ -104,13 +106,14 @@ def _content_id(files: Iterable[Path]) -> str:
 
 
 def _tokenizer_of(folder: Path) -> bytes:
-    """What its tokenizer and template hold. Where they are the app's own, what is left is read in Python, within bounds."""
+    """The content of its tokenizer and template files. If they are the app's own, the rest is read in Python, within
+    bounds."""
     parts = (folder / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"))
     return b"".join(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest() for file in parts)
 
 
 def _run_child(folder: Path, gguf: Path | None = None, progress: Progress | None = None) -> None:
-    """Raises ModelNotFound where it ends in any way but by its own word. gguf: what the files are made of first."""
+    """Raises ModelNotFound unless the child reports success. gguf: the file that the small files are made from first."""
     shown, seconds = gguf or folder, MAKING_S if gguf else PROCESSOR_S
     deadline = DEADLINE_S if _has_processor_limit() else max(DEADLINE_ALONE_S, 1.0 * seconds)
     with tempfile.TemporaryFile() as errors, _started(folder, errors) as process:
@@ -126,7 +129,7 @@ def _run_child(folder: Path, gguf: Path | None = None, progress: Progress | None
 
 
 def _ends_within(process: subprocess.Popen[bytes], seconds: float, progress: Progress | None) -> bool:
-    """Whether a process ends by itself in time. Raises what `progress` raises, which is asked again and again."""
+    """Whether the process ends by itself in time. `progress` is called repeatedly; what it raises is passed on."""
     end = time.monotonic() + seconds
     while True:
         if progress is not None:
@@ -141,7 +144,7 @@ def _ends_within(process: subprocess.Popen[bytes], seconds: float, progress: Pro
 
 
 def _one_line(text: str, most: int) -> str:
-    """What a process said that may have been taken over: one line of what can be printed."""
+    """Output of a process that may have been compromised, as one line of printable characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:most]
 
 

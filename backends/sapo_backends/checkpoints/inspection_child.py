@@ -1,6 +1,7 @@
-"""The child that reads a foreign model's small files (see inspection): its limits, texts to encode, conversations to render.
+"""The child process that reads an untrusted model's small files (see inspection): its limits, and the texts and
+conversations that it tries.
 
-Of a GGUF file it makes those files first (see gguf_base.view).
+For a GGUF file it makes those files first (see gguf_view.write_view).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CHATS = (
     ("system", "user", "assistant", "tool"),
 )
 LONGEST = 900
-"""Characters of what this process says: a file's own words may be in it, and those may have a megabyte."""
+"""Maximum characters that this process prints: an error may quote the file, whose texts can be a megabyte long."""
 TOOL = {
     "type": "function",
     "function": {
@@ -46,7 +47,8 @@ TOOL = {
 
 
 def _limit_this_process(making: bool) -> None:
-    """As far as the platform can: macOS has no working RLIMIT_AS, Windows has neither. making: files are written, too."""
+    """Limits what the platform can limit: macOS has no working RLIMIT_AS, Windows has neither. making: it also writes
+    files."""
     try:
         import resource
     except ImportError:
@@ -55,15 +57,15 @@ def _limit_this_process(making: bool) -> None:
     limits = (("RLIMIT_AS", MEMORY_BYTES), ("RLIMIT_CPU", seconds), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", size))
     for name, value in limits:
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            which = getattr(resource, name)
-            hard = resource.getrlimit(which)[1]
+            resource_id = getattr(resource, name)
+            hard = resource.getrlimit(resource_id)[1]
             ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(which, (ceiling, ceiling))
+            resource.setrlimit(resource_id, (ceiling, ceiling))
 
 
 def read_small_files(folder: Path) -> None:
-    """Read all of a folder's files that the app reads, but the weights. What is wrong with them in words already is left to
-    whoever reads them; the rest is raised."""
+    """Read all of a folder's files that the app reads, except the weights. Problems that are reported in words anyway
+    are left to the code that reads the files later; everything else is raised."""
     with contextlib.suppress(BackendError):
         config = read_json(folder / "config.json")
         if not why_not(config):
@@ -74,7 +76,7 @@ def read_small_files(folder: Path) -> None:
     with contextlib.suppress(BackendError):
         tokenizer = HfTokenizer(folder)
     if tokenizer is not None:
-        for text in PROBES:  # these are anybody's texts: what fails at them fails at questions
+        for text in PROBES:  # stand-ins for anybody's text: what fails on these would fail on questions
             tokenizer.decode(tokenizer.encode_text(text))
         _render(tokenizer)
     with contextlib.suppress(BackendError):
@@ -83,7 +85,7 @@ def read_small_files(folder: Path) -> None:
 
 
 def _render(tokenizer: HfTokenizer) -> None:
-    """Conversations as the app has them. A template may refuse any of them, in words."""
+    """Render conversations such as the app has. A template may refuse any of them, in words."""
     with contextlib.suppress(BackendError):
         _ = (tokenizer.eot_id, tokenizer.opens_reasoning)
     for roles in CHATS:
@@ -94,14 +96,15 @@ def _render(tokenizer: HfTokenizer) -> None:
 
 
 def _say(text: str) -> None:
-    """One line, for a pipe that nobody reads before this process has ended: what is longer than it holds would wait for ever.
-    The end of a sentence says what to do, so its middle is left out."""
+    """Print one line to a pipe that nobody reads until this process has ended: more than the pipe holds would block for
+    ever. The end of a sentence says what to do, so its middle is cut."""
     line = " ".join(text.split())
     print(line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-250:]}", flush=True)
 
 
 def main(folder: str) -> int:
-    """The child. Its one line begins with "ok", "memory", REFUSED and a sentence for a person, or says what the files did."""
+    """The child's entry point. Its one line begins with "ok", "memory", or REFUSED and a sentence for a person;
+    otherwise it names the error that the files caused."""
     making = is_to_be_made(Path(folder))
     _limit_this_process(making)
     try:
@@ -114,7 +117,7 @@ def main(folder: str) -> int:
     except MemoryError:
         _say("memory")
         return 1
-    except BaseException as error:  # native libraries raise what is no Exception
+    except BaseException as error:  # native libraries raise exceptions that are not Exceptions
         _say(f"{type(error).__name__} {error}")
         return 1
     _say("ok")

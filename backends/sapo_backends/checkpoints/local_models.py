@@ -1,13 +1,14 @@
-"""Models that other programs brought to this computer: LM Studio's, Ollama's, llama.cpp's and the hub's. Nothing is written.
+"""Models that other programs put on this computer: LM Studio, Ollama, llama.cpp and the hub. Nothing is written.
 
-LM Studio   ~/.lmstudio/models/PUBLISHER/MODEL/FILE.gguf, or the folder of its settings.json, or one of before
-Ollama      ~/.ollama/models or OLLAMA_MODELS: manifests/HOST/NAMESPACE/NAME/TAG names a blob, blobs/sha256-… holds it
-llama.cpp   ~/.cache/llama.cpp or LLAMA_CACHE: the files, and manifest=OWNER=REPOSITORY=TAG.json beside them
-the hub     models--OWNER--NAME/snapshots/COMMIT: GGUF files, or a Hugging Face folder
+    LM Studio   ~/.lmstudio/models/PUBLISHER/MODEL/FILE.gguf, or the folder in its settings.json, or an older default
+    Ollama      ~/.ollama/models or OLLAMA_MODELS: manifests/HOST/NAMESPACE/NAME/TAG names a blob, blobs/sha256-… holds
+    it llama.cpp   ~/.cache/llama.cpp or LLAMA_CACHE: the files, and manifest=OWNER=REPOSITORY=TAG.json beside them the
+    hub     models--OWNER--NAME/snapshots/COMMIT: GGUF files, or a Hugging Face folder
 
-A model is named PLACE:NAME here, "ollama:qwen2.5-coder:0.5b" or "lmstudio:SmolLM2-135M-Instruct-Q4_K_M", which `--base`
-takes; an Ollama model also as Ollama writes it. These folders belong to others, so nothing in them is trusted: entries are
-counted, manifests are small, digests are digests, links lead nowhere twice, and what may not be read becomes a note.
+Here a model is named PLACE:NAME, "ollama:qwen2.5-coder:0.5b" or "lmstudio:SmolLM2-135M-Instruct-Q4_K_M", which `--base`
+takes; an Ollama model also as Ollama writes it. These folders belong to other programs, so nothing in them is trusted:
+the number of entries and the size of manifests are limited, digests are validated, no folder is entered twice through
+links, and anything unreadable becomes a note.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from sapo_backends.errors import ModelNotFound, did_you_mean
 MAGIC = b"GGUF"
 OLLAMA, LMSTUDIO, LLAMACPP, HUB = "ollama", "lmstudio", "llamacpp", "hub"
 TITLES = {OLLAMA: "Ollama", LMSTUDIO: "LM Studio", LLAMACPP: "llama.cpp", HUB: "Hugging Face"}
-"""Place -> what people call it. The order in which a model that is in two of them is told of."""
+"""Place -> its name for people. A model that is in two places is listed under the first."""
 ENTRIES = 20_000
-"""Entries of a place's folders that are looked at, at most."""
+"""Maximum number of entries examined in a place's folders."""
 MODELS = 500
-"""Models of a place, at most."""
+"""Maximum models of a place."""
 MANIFEST_LIMIT = 1 << 20
-"""Bytes of a manifest or of another program's settings; real ones have some hundred."""
+"""Maximum bytes of a manifest or of another program's settings; real ones have a few hundred."""
 _DEPTH = 5
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.IGNORECASE)
@@ -48,9 +49,10 @@ _WEIGHTS, _ADAPTER = "application/vnd.ollama.image.model", "application/vnd.olla
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model as it lies. name: as its program calls it; path: its file, its first part, or its folder; bytes: of all parts.
+    """A model on the disk. name: as its program calls it; path: its file, its first part, or its folder; bytes: of all
+    parts.
 
-    blocked: why it cannot be used as it lies, "" where nothing is in the way that can be told without opening it.
+    blocked: why it cannot be used as it is; "" if nothing is known against it without opening it.
     """
 
     place: str
@@ -63,19 +65,19 @@ class LocalModel:
 
     @property
     def base(self) -> str:
-        """What `--base` takes; a folder of the hub's by its id."""
+        """The name that `--base` takes; the hub id for a hub folder."""
         return self.name if self.place == HUB and self.path.is_dir() else f"{self.place}:{self.name}"
 
     @property
     def title(self) -> str:
-        """What people call the place."""
+        """The place's name for people."""
         return TITLES[self.place]
 
 
 @dataclass
 class LocalModelSearch:
-    """What was seen so far; it may be read while a thread goes on. left_out: models that are none to train, such as those
-    that turn text into vectors. deadline: monotonic seconds."""
+    """The results so far; another thread may read them during the search. left_out: how many models cannot be trained,
+    such as those that turn text into vectors. deadline: in monotonic seconds."""
 
     deadline: float = float("inf")
     models: list[LocalModel] = field(default_factory=list)
@@ -85,23 +87,23 @@ class LocalModelSearch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, model: LocalModel) -> None:
-        """Keep one."""
+        """Add a model."""
         with self._lock:
             self.models.append(model)
 
     def leave_out(self) -> None:
-        """Count one that is no model to train."""
+        """Count a model that cannot be trained."""
         with self._lock:
             self.left_out += 1
 
     def note(self, text: str) -> None:
-        """Keep a sentence, once."""
+        """Add a note unless it is there already."""
         with self._lock:
             if text not in self.notes:
                 self.notes.append(text)
 
     def may_go_on(self, place: str) -> bool:
-        """Whether there is time, and one more entry of that place may be looked at."""
+        """Whether there is time left and another entry of that place may be examined."""
         left = self._left[place] = self._left.get(place, ENTRIES) - 1
         if left < 0:
             self.note(f"{TITLES[place]}: more than {ENTRIES:,} entries; the rest was not looked at.")
@@ -112,26 +114,26 @@ class LocalModelSearch:
         return True
 
     def unreadable(self, place: str, path: Path, error: OSError) -> None:
-        """Note a folder or file that may not be looked at; one that is not there says nothing."""
+        """Note a folder or file that may not be read; a missing one is not noted."""
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             self.note(f"{TITLES[place]}: {path} cannot be read ({error.strerror or error}).")
 
 
 def find_local_models(deadline: float = float("inf"), places: tuple[str, ...] = tuple(TITLES)) -> LocalModelSearch:
-    """Everything in these places. Blocks on the disk; whoever has a loop calls it in a thread."""
-    seen = LocalModelSearch(deadline)
+    """All models in these places. Blocks on the disk, so an event loop calls it in a thread."""
+    search = LocalModelSearch(deadline)
     for place in places:
-        LOOKS[place](seen)
-    return seen
+        LOOKS[place](search)
+    return search
 
 
 def is_named(model: str) -> bool:
-    """Whether a base is a model of one of these places: PLACE:NAME, or NAME:TAG where Ollama has that. Engines of others name
-    models with a colon too, so that a tag alone tells nothing."""
+    """Whether a base is a model in one of these places: PLACE:NAME, or NAME:TAG if Ollama has that. A tag alone is not
+    enough: other programs' models have colons in their names too."""
     place, colon, name = model.partition(":")
     if colon and name and place in TITLES:
         return not os.path.exists(os.path.expanduser(model))
-    return is_tagged(model) and any(one.name == model for one in find_local_models(places=(OLLAMA,)).models)
+    return is_tagged(model) and any(local.name == model for local in find_local_models(places=(OLLAMA,)).models)
 
 
 def is_tagged(model: str) -> bool:
@@ -140,22 +142,23 @@ def is_tagged(model: str) -> bool:
 
 
 def path_of(model: str) -> Path:
-    """The file or folder of a base that is_named. Raises ModelNotFound that names what is near, or what is in the way."""
+    """The file or folder of a base that is_named. Raises ModelNotFound, which names similar models or what blocks this
+    one."""
     place, _, name = model.partition(":")
     if place not in TITLES:
         place, name = OLLAMA, model
-    seen = find_local_models(places=(place,))
+    search = find_local_models(places=(place,))
     wanted = _with_tag(name) if place == OLLAMA else name
-    hits = [one for one in seen.models if wanted in (one.name, *_longer_names(one))]
+    hits = [local for local in search.models if wanted in (local.name, *_longer_names(local))]
     if not hits:
-        names = sorted({one.name for one in seen.models})
-        known = f" {TITLES[place]} has: {', '.join(names[:8])}." if names else f" {TITLES[place]} has no models here."
-        hint = did_you_mean(wanted, names) or known
+        names = sorted({local.name for local in search.models})
+        listing = f" {TITLES[place]} has: {', '.join(names[:8])}." if names else f" {TITLES[place]} has no models here."
+        hint = did_you_mean(wanted, names) or listing
         raise ModelNotFound(
-            f"{TITLES[place]} has no model {name!r} on this computer.{hint} {' '.join(seen.notes)}".strip()
+            f"{TITLES[place]} has no model {name!r} on this computer.{hint} {' '.join(search.notes)}".strip()
         )
-    if place != OLLAMA and len({one.path.resolve() for one in hits}) > 1:  # Ollama's own folder comes first
-        paths = ", ".join(str(one.path) for one in hits[:4])
+    if place != OLLAMA and len({local.path.resolve() for local in hits}) > 1:  # Ollama's own folder comes first
+        paths = ", ".join(str(local.path) for local in hits[:4])
         raise ModelNotFound(f"{TITLES[place]} has {len(hits)} models called {name!r}. Give the file: {paths}")
     if hits[0].blocked:
         raise ModelNotFound(f"{model} cannot be used: {hits[0].blocked}.")
@@ -167,7 +170,7 @@ def _with_tag(name: str) -> str:
 
 
 def _longer_names(model: LocalModel) -> Iterator[str]:
-    """PUBLISHER/MODEL/NAME and MODEL/NAME, where files in two folders are called alike."""
+    """PUBLISHER/MODEL/NAME and MODEL/NAME, which tell apart files of the same name in two folders."""
     if model.place != OLLAMA:
         folders = model.path.parent.parts
         yield f"{folders[-1]}/{model.name}" if folders else model.name
@@ -178,25 +181,25 @@ def _longer_names(model: LocalModel) -> Iterator[str]:
 
 
 def ollama_folders() -> list[Path]:
-    """Where Ollama keeps models: as it was told, the person's own, and those of its service on Linux."""
-    named = os.environ.get("OLLAMA_MODELS", "").strip()
+    """Where Ollama keeps models: the configured folder, the person's default, and that of its Linux service."""
+    configured = os.environ.get("OLLAMA_MODELS", "").strip()
     service = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/var/lib/ollama/.ollama/models")
-    own = [Path(os.path.expanduser(named))] if named else []
+    own = [Path(os.path.expanduser(configured))] if configured else []
     return _once([*own, _home(".ollama", "models"), *map(Path, service if sys.platform.startswith("linux") else ())])
 
 
 def lm_studio_folders() -> list[Path]:
-    """Where LM Studio keeps models: those of its settings, and where it puts them untold, now and before 0.3."""
+    """Where LM Studio keeps models: the folder in its settings, its default, and its default before 0.3."""
     homes = [_home(".lmstudio"), _home(".cache", "lm-studio")]
     pointer = _small_file(_home(".lmstudio-home-pointer"))
-    if pointer is not None and (told := pointer.decode("utf-8", "replace").strip()):
-        homes.insert(0, Path(told))
+    if pointer is not None and (folder_text := pointer.decode("utf-8", "replace").strip()):
+        homes.insert(0, Path(folder_text))
     chosen = [custom for home in homes if (custom := _downloads_folder(home / "settings.json"))]
     return _once([*chosen, *(home / "models" for home in homes)])
 
 
 def llama_cpp_folders() -> list[Path]:
-    """Where llama.cpp keeps what it downloaded."""
+    """Where llama.cpp keeps its downloads."""
     if named := os.environ.get("LLAMA_CACHE", "").strip():
         return [Path(os.path.expanduser(named))]
     if sys.platform == "darwin":
@@ -245,7 +248,7 @@ def _look_in_ollama(seen: LocalModelSearch) -> None:
 
 
 def _add_manifest(seen: LocalModelSearch, root: Path, file: Path, parts: tuple[str, ...]) -> None:
-    """A model of Ollama's, whose manifest says which blob holds the weights."""
+    """Add an Ollama model, whose manifest says which blob holds the weights."""
     *namespace, name, tag = parts[1:] if parts[0] == "registry.ollama.ai" else parts
     called = "/".join([*(part for part in namespace if part != "library"), f"{name}:{tag}"])
     content = _small_file(file)
@@ -254,15 +257,17 @@ def _add_manifest(seen: LocalModelSearch, root: Path, file: Path, parts: tuple[s
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         seen.note(f"Ollama: the manifest of {called} cannot be read; it was passed over.")
         return
-    digests = [match[1] for one in layers if one.mediaType == _WEIGHTS and (match := _DIGEST.fullmatch(one.digest))]
-    if not digests:  # a model in the cloud, or one in another form
+    digests = [
+        match[1] for layer in layers if layer.mediaType == _WEIGHTS and (match := _DIGEST.fullmatch(layer.digest))
+    ]
+    if not digests:  # a cloud model, or one in another format
         seen.leave_out()
         return
     blob, blocked = root / "blobs" / f"sha256-{digests[0]}", ""
     size = _size(blob)
     if size is None:
         blocked = "its file is missing; pull it again with Ollama"
-    elif any(one.mediaType == _ADAPTER for one in layers):
+    elif any(layer.mediaType == _ADAPTER for layer in layers):
         blocked = "it is another model with an adapter; choose that model"
     seen.add(LocalModel(OLLAMA, called, blob, size or 0, blocked=blocked))
 
@@ -276,11 +281,11 @@ def _look_in_llama_cpp(seen: LocalModelSearch) -> None:
     for root in llama_cpp_folders():
         files = list(_files(seen, LLAMACPP, root))
         fetched = [file.name.removesuffix(".json").split("=") for file in files if file.name.startswith("manifest=")]
-        prefixes = [f"{one[1]}_{one[2]}_" for one in fetched if len(one) == 4]
+        prefixes = [f"{part[1]}_{part[2]}_" for part in fetched if len(part) == 4]
 
         def called(stem: str, prefixes: list[str] = prefixes) -> str:
-            """Without the repository, which llama.cpp puts before a file's name."""
-            return next((stem.removeprefix(one) for one in prefixes if stem.startswith(one) and stem != one), stem)
+            """The file's name without the repository, which llama.cpp puts before it."""
+            return next((stem.removeprefix(part) for part in prefixes if stem.startswith(part) and stem != part), stem)
 
         _add_files(seen, LLAMACPP, files, called)
 
@@ -310,14 +315,14 @@ LOOKS: dict[str, Callable[[LocalModelSearch], None]] = {
     LLAMACPP: _look_in_llama_cpp,
     HUB: _look_in_hub,
 }
-"""Place -> how it is looked at."""
+"""Place -> the function that searches it."""
 
 
 # Files and folders
 
 
 def _add_files(seen: LocalModelSearch, place: str, files: list[Path], called: Callable[[str], str] = str) -> None:
-    """The GGUF files of a folder: parts of one model together, projectors for pictures left out."""
+    """Add the GGUF files of a folder: parts of one model together, without image projectors."""
     split: dict[tuple[Path, str, int], dict[int, Path]] = {}
     for file in sorted(files):
         if file.suffix.lower() != ".gguf" or _full(seen, place):
@@ -336,7 +341,8 @@ def _add_files(seen: LocalModelSearch, place: str, files: list[Path], called: Ca
 
 
 def _files(seen: LocalModelSearch, place: str, root: Path) -> Iterator[Path]:
-    """The files below a folder. Links are followed, for people keep models on other disks, but no folder is entered twice."""
+    """The files below a folder. Links are followed, since people keep models on other disks, but no folder is entered
+    twice."""
     left, entered = [(root, 0)], set[tuple[int, int]]()
     while left:
         folder, depth = left.pop()
@@ -363,7 +369,7 @@ def _files(seen: LocalModelSearch, place: str, root: Path) -> Iterator[Path]:
 
 
 def _listing(seen: LocalModelSearch, place: str, folder: Path) -> list[Path]:
-    """What lies in a folder, in order; nothing where it may not be looked at."""
+    """A folder's entries, in order; empty if it may not be read."""
     names: list[str] = []
     try:
         with os.scandir(folder) as entries:
@@ -378,14 +384,14 @@ def _listing(seen: LocalModelSearch, place: str, folder: Path) -> list[Path]:
 
 
 def _full(seen: LocalModelSearch, place: str) -> bool:
-    full = sum(one.place == place for one in seen.models) >= MODELS
+    full = sum(model.place == place for model in seen.models) >= MODELS
     if full:
         seen.note(f"{TITLES[place]}: more than {MODELS} models; the rest is not listed.")
     return full
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """A file for reading, never a pipe or a device, whose opening waits. Raises OSError."""
+    """Open a file for reading, but never a pipe or a device, whose opening may block. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -397,7 +403,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF does, whatever it is called: Ollama's have no ending."""
+    """Whether a file begins like a GGUF file, whatever its name: Ollama's have no extension."""
     try:
         with open_file(path) as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -406,7 +412,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def _size(path: Path) -> int | None:
-    """Of a file, None where there is none: a link that leads nowhere, a pipe."""
+    """A file's size; None for anything else, such as a dangling link or a pipe."""
     try:
         about = path.stat()
     except (OSError, ValueError):
@@ -422,7 +428,7 @@ def _changed(path: Path) -> float:
 
 
 def _small_file(path: Path) -> bytes | None:
-    """What a small file holds; None where there is none, it may not be read, or it is too long for what it should be."""
+    """The content of a small file; None if it is missing, unreadable or longer than such a file should be."""
     try:
         with open_file(path) as file:
             content = file.read(MANIFEST_LIMIT + 1)
@@ -432,7 +438,8 @@ def _small_file(path: Path) -> bytes | None:
 
 
 def each_once(models: list[LocalModel]) -> list[LocalModel]:
-    """A file that has several names, or lies in two places by a link, once, with its other names."""
+    """Merge duplicates: a file with several names, or in two places through a link, is listed once with its other
+    names."""
     by_file: dict[tuple[int, int] | Path, LocalModel] = {}
     for model in models:
         try:

@@ -15,22 +15,20 @@ from sapo_backends.checkpoints.gguf_view import gguf_of, require_same, view_fold
 from sapo_backends.checkpoints.spec import require_file_size, require_sane_numbers
 from sapo_backends.errors import ModelNotFound, did_you_mean
 
-# Where a model's files are: the bundled starter, a local Hugging Face folder, a GGUF file, or a hub id.
-#
 # Only safetensors, GGUF and JSON are ever fetched or read: pickled weights and remote code could run anything.
 
 BUNDLED = ("starter", "starter-1m")
 WANTED = "Give a GGUF file, or the folder with config.json, model.safetensors and tokenizer.json."
 _OTHER_HEADS = re.compile(r"\w+For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction)")
-"""Architectures that predict no next token."""
+"""Architectures that do not predict a next token."""
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 
 def resolve_model(model: str, progress: Progress | None = None) -> Path:
-    """The folder of a model, downloaded first if it is a hub id that is not on this disk yet.
+    """The folder of a model; a hub id that is not on this disk yet is downloaded first.
 
-    What is in the cache is used as it is, without asking the network: a base must not change under what was trained on it.
-    Raises ModelNotFound, DownloadFailed, and what `progress` raises.
+    A cached model is used as it is, without asking the network: the base must not change under an adapter trained on
+    it. Raises ModelNotFound, DownloadFailed, and what `progress` raises.
     """
     if not is_hub_id(model):
         return resolve_local_model(model, progress)
@@ -44,7 +42,8 @@ def resolve_model(model: str, progress: Progress | None = None) -> Path:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether this names a repository of the hub: no bundled model, no file or folder here, written owner/name."""
+    """Whether this names a hub repository: it is written owner/name and is not a bundled model or an existing file or
+    folder."""
     return (
         not model.lower().endswith(".gguf")
         and model not in BUNDLED
@@ -54,25 +53,25 @@ def is_hub_id(model: str) -> bool:
 
 
 def existing_folder(model: str) -> Path | None:
-    """The folder that this names, ~ being a home folder; None where there is none, or it may not be looked at."""
+    """The folder with this path (~ is expanded); None if there is none or it may not be read."""
     path = os.path.expanduser(model)
     return Path(path) if model not in BUNDLED and os.path.isdir(path) else None
 
 
 def gguf_file(model: str) -> Path | None:
-    """The GGUF file that this names, whatever its ending; None where there is none."""
+    """The GGUF file with this path, whatever its extension; None if there is none."""
     path = os.path.expanduser(model)
     here = model not in BUNDLED and os.path.isfile(path)
     return Path(path) if here and local_models.is_gguf(Path(path)) else None
 
 
 def resolve_local_model(model: str, progress: Progress | None = None) -> Path:
-    """The folder of a model that is on this disk already; nothing is downloaded. Raises ModelNotFound, and what `progress`
-    raises while a GGUF file is read."""
+    """The folder of a model that is already on this disk; nothing is downloaded. Raises ModelNotFound, and what
+    `progress` raises while a GGUF file is read."""
     if model in BUNDLED:
         return validate_model_folder(bundled_model_folder(model))
-    if (found := existing_folder(model)) is not None:
-        return validate_model_folder(found)
+    if (folder := existing_folder(model)) is not None:
+        return validate_model_folder(folder)
     if is_hub_id(model):
         if (here := hub_cache.find_snapshot(model)) is None:
             raise ModelNotFound(f"{model} is not on this disk.")
@@ -83,7 +82,7 @@ def resolve_local_model(model: str, progress: Progress | None = None) -> Path:
         return validate_model_folder(view_folder(file, progress))
     if os.path.isfile(os.path.expanduser(model)):
         raise ModelNotFound(f"{model} is a file and no model. {WANTED}")
-    if os.path.lexists(os.path.expanduser(model)):  # a pipe, a device, a link that leads nowhere
+    if os.path.lexists(os.path.expanduser(model)):  # a pipe, a device, a dangling link
         raise ModelNotFound(f"{model} is neither a file nor a folder. {WANTED}")
     if model.lower().endswith(".gguf"):
         raise ModelNotFound(f"There is no file {model}. Name where it is now.")
@@ -94,7 +93,7 @@ def resolve_local_model(model: str, progress: Progress | None = None) -> Path:
 
 
 def bundled_model_folder(name: str) -> Path:
-    """The folder of a bundled model. Raises ModelNotFound when this installation lacks it."""
+    """The folder of a bundled model. Raises ModelNotFound if this installation lacks it."""
     folder = _bundled_path(name)
     if not folder.is_dir():
         raise ModelNotFound(f"The bundled model {name!r} is not part of this installation. Install the app again.")
@@ -109,8 +108,8 @@ def _bundled_path(name: str) -> Path:
 
 
 def validate_model_folder(folder: Path) -> Path:
-    """The folder, if it holds a config of a causal language model and all files of its safetensors, and a child process came to
-    the end of its small files. Raises ModelNotFound that says what is missing."""
+    """Returns the folder if it holds the config of a causal language model and all of its safetensors files, and if a
+    child process got through its small files. Raises ModelNotFound, which says what is missing."""
     if not (folder / "config.json").is_file():
         if files := sorted(folder.glob("*.gguf")):
             raise ModelNotFound(
@@ -122,11 +121,11 @@ def validate_model_folder(folder: Path) -> Path:
         )
     weights = [file.name for file in weight_files(folder)]
     if not weights:
-        said = f"{folder} has no *.safetensors weights."
+        text = f"{folder} has no *.safetensors weights."
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-            said += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
-            said += "save_pretrained(FOLDER)."
-        raise ModelNotFound(said)
+            text += " Its pickled weights are not read, because they can run code; convert them: load with transformers and "
+            text += "save_pretrained(FOLDER)."
+        raise ModelNotFound(text)
     if lacking := hub_cache.missing_weight_files(folder, weights):
         more = f" and {len(lacking) - 1} more of its files" if len(lacking) > 1 else ""
         raise ModelNotFound(f"{folder} lacks {lacking[0]}{more}. Copy or download the model again.")
@@ -145,7 +144,7 @@ def validate_model_folder(folder: Path) -> Path:
 
 
 def _config(folder: Path) -> object:
-    """None where it is damaged, which whoever reads all of it says."""
+    """None if it is damaged; whoever reads the whole config reports that."""
     require_file_size(folder / "config.json")
     try:
         return json.loads((folder / "config.json").read_bytes())
@@ -154,8 +153,9 @@ def _config(folder: Path) -> object:
 
 
 def _code_named(config: object) -> str:
-    """The entry by which a library would run code that comes with the model: a file of the folder (mlx_lm's model_file), or a
-    kernel of the hub, written owner/name (transformers' attn_implementation and the like, for parts of a model too)."""
+    """The config entry by which a library would run code that comes with the model: a file in the folder (mlx_lm's
+    model_file), or a hub kernel written owner/name (transformers' attn_implementation and the like, also for parts of
+    a model)."""
     left: list[tuple[str, object]] = [("", config)]
     while left:
         key, value = left.pop()
@@ -169,34 +169,35 @@ def _code_named(config: object) -> str:
 
 
 def _architectures(config: object) -> list[str]:
-    """Classes that the config names."""
+    """The class names that the config lists."""
     named = config.get("architectures") if isinstance(config, dict) else None
     return [str(name) for name in named] if isinstance(named, list) else []
 
 
 def require_tokenizer(folder: Path) -> None:
-    """The folder holds a fast tokenizer's file. Raises ModelNotFound."""
+    """Raise ModelNotFound unless the folder holds a fast tokenizer's file."""
     if not (folder / "tokenizer.json").is_file():
         raise ModelNotFound(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a model's weights, each tensor once: safetensors of the folder, or the GGUF file that it stands for."""
+    """The files that hold a model's weights, each tensor once: the folder's safetensors, or the GGUF file that it
+    stands for."""
     if (file := gguf_of(folder)) is not None:
         require_same(folder, file)
         return [file]
     return [folder / name for name in sorted(hub_cache.one_set({file.name for file in folder.glob("*.safetensors")}))]
 
 
-# Which model a folder holds, whatever it is called and wherever it lies: a digest of its content.
+# Identifies the model in a folder, whatever its name and location, by a digest of its content.
 
 SAMPLE = 1 << 16
-"""Bytes of each weight file that are read at its beginning (the names and shapes of all tensors), in the middle and at its
-end. Reading all of a 3 GB file would take longer than loading it."""
+"""Bytes read from each weight file at its beginning (names and shapes of all tensors), middle and end. Reading a whole
+3 GB file would take longer than loading it."""
 
 
 def content_id(folder: Path) -> str:
-    """Equal for copies of one model; another after training, or for another model of the same shape. Raises OSError."""
+    """Equal for copies of one model; different after training, or for another model of the same shape. Raises OSError."""
     files, digest = weight_files(folder), hashlib.sha256()
     if not files:
         raise FileNotFoundError(f"{folder} has no weights")

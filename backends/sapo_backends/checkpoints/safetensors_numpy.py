@@ -24,19 +24,20 @@ from sapo_backends.errors import ModelNotFound
 Float32 = NDArray[np.float32]
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _LARGEST_HEADER = 25_000_000
-"""Bytes: room for 100,000 tensors and more."""
+"""Bytes: enough for more than 100,000 tensors."""
 
 
 def iter_tensors(folder: Path) -> Iterator[tuple[str, Float32]]:
-    """(own name, float32 array) of every floating-point tensor that is not for seeing. Raises ModelNotFound where a file is
-    damaged."""
+    """(own name, float32 array) of every floating-point tensor outside the vision part. Raises ModelNotFound if a file
+    is damaged."""
     for file in weight_files(folder):
         with _damage_in_words(file):
             yield from gguf_weights.iter_gguf_tensors(file) if _is_gguf(file) else _read(file)
 
 
 def iter_tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor that `tensors` gives, in its order, from the headers alone. Raises ModelNotFound."""
+    """(name, shape) of every tensor that `iter_tensors` gives, in its order, from the headers alone. Raises
+    ModelNotFound."""
     for file in weight_files(folder):
         with _damage_in_words(file):
             if _is_gguf(file):
@@ -51,10 +52,10 @@ def iter_tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def count_weights(folder: Path, *, packed: int = 8) -> int:
-    """Weights in a folder but those for seeing, counted from the headers; an element of a quantised tensor (uint32) holds
-    `packed` of them.
+    """Number of weights in a folder without the vision part, counted from the headers; an element of a quantised tensor
+    (uint32) counts as `packed` weights.
 
-    Raises ModelNotFound when a file is damaged.
+    Raises ModelNotFound if a file is damaged.
     """
     total = 0
     for file in weight_files(folder):
@@ -82,7 +83,8 @@ PIECE = 1 << 24
 def raw_pieces(file: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, bytearray]]:
     """(own name, type as the header writes it, shape, first element, bytes) of every tensor, a piece at a time.
 
-    The file is read, not mapped: its pages never count as this process's memory. Raises OSError, ValueError, ModelNotFound.
+    The file is read, not mapped, so that its pages never count as this process's memory. Raises OSError, ValueError,
+    ModelNotFound.
     """
     if _is_gguf(file):
         for name, shape, first, values in gguf_weights.iter_gguf_pieces(file):
@@ -107,8 +109,8 @@ def _is_gguf(file: Path) -> bool:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """What the file says of each tensor, and where their bytes begin. Raises ValueError also where the file, or a tensor that is
-    read, has other bytes than it says."""
+    """The header's entry for each tensor, and where the tensor bytes begin. Raises ValueError, also if the file or a
+    tensor that is read has a different size than the header says."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

@@ -1,4 +1,5 @@
-"""The shape of a decoder as its config.json tells it: the families, rotary embeddings, and bounds of what a file may say."""
+"""The shape of a decoder as given by its config.json: families, rotary embeddings, and bounds on what a file may
+contain."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any, Literal
 
 from sapo_backends.errors import ModelNotFound, size_text
 
-# Bounds of what a model's small files may hold, checked before anything is made of them.
+# Bounds on a model's small files, checked before anything is built from them.
 #
-# A config.json is a few numbers, and every list of layers, every table of a plan and every allocation follows from them: 1e9
-# layers took 8 GB before a plan could say that they do not fit. The bounds are meant to be far beyond any model that
-# a laptop holds.
+# A config.json is a few numbers, but every list of layers, every table of a plan and every allocation follows from
+# them: 1e9 layers took 8 GB before a plan could say that they do not fit. The bounds are meant to be far beyond any
+# model that a laptop holds.
 
 LARGEST_NUMBERS = {
     "num_hidden_layers": 1024,
@@ -36,21 +37,21 @@ LARGEST_NUMBERS = {
     "max_position_embeddings": 1 << 28,
     "sliding_window": 1 << 28,
 }
-"""Entry of a config -> the largest number it may hold; none is below 0."""
+"""Entry of a config -> the largest number it may hold; the smallest is 0."""
 MANY = 1 << 16
-"""Entries of a list or an object in a config: of layers, of factors, of labels."""
+"""Maximum entries of a list or object in a config: of layers, factors, labels."""
 LARGEST_FILES = {"tokenizer.json": 100_000_000, "tokenizer_config.json": 40_000_000}
 LARGEST_FILE = 16_000_000
-"""Bytes of any other JSON file of a model."""
+"""Maximum bytes of any other JSON file of a model."""
 
 
 def largest_file(name: str) -> int:
-    """Bytes of a JSON file of a model, at most."""
+    """Maximum bytes of a model's JSON file with this name."""
     return LARGEST_FILES.get(name, LARGEST_FILE)
 
 
 def require_file_size(path: Path) -> None:
-    """Raise ModelNotFound where a JSON file of a model is larger than any that is one."""
+    """Raise ModelNotFound if a JSON file is larger than any real model's."""
     most, size = largest_file(path.name), path.stat().st_size
     if size > most:
         raise ModelNotFound(
@@ -59,7 +60,7 @@ def require_file_size(path: Path) -> None:
 
 
 def require_sane_numbers(config: object) -> None:
-    """Raise ModelNotFound where a config, or one for a part of the model within it, names a number beyond LARGEST_NUMBERS."""
+    """Raise ModelNotFound if a config, or a nested config of a part of the model, has a number beyond LARGEST_NUMBERS."""
     waiting = [config]
     while waiting:
         part = waiting.pop()
@@ -89,7 +90,7 @@ def _brief(value: float) -> str:
     return f"{value:,}" if isinstance(value, float) or value.bit_length() < 64 else f"of {value.bit_length():,} bits"
 
 
-# The families of models that the own decoder computes: what the config of each does not say.
+# The families that our own decoder computes: what their configs leave implicit.
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 Norms = Literal["before", "after", "both"]
@@ -97,11 +98,11 @@ Norms = Literal["before", "after", "both"]
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """norms: where a layer's RMSNorms are, before or after attention and MLP. qk_norm: none, of each head, or of all
-    heads together. norm_offset: added to a norm's stored weight. fused: q, k, v and gate, up are one tensor in the file.
-    scaled_embedding: embeddings are multiplied by sqrt(hidden). windowed: which layers see sliding_window tokens only,
-    where the config has no layer_types: none, all, or all but every n-th. tied: what a config that says nothing means.
-    """
+    """norms: where a layer's RMSNorms are, before or after attention and MLP. qk_norm: none, per head, or over all
+    heads together. norm_offset: added to a norm's stored weight. fused: q, k, v and gate, up are one tensor in the
+    file.
+    scaled_embedding: embeddings are multiplied by sqrt(hidden). windowed: which layers only see sliding_window tokens
+    if the config has no layer_types: none, all, or all but every n-th. tied: the default if the config does not say."""
 
     norms: Norms = "before"
     qk_norm: Literal["", "head", "all"] = ""
@@ -128,7 +129,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": ModelFamily("both", norm_offset=1.0, scaled_embedding=True, windowed=2, tied=True),
     "Gemma3ForCausalLM": ModelFamily("both", "head", norm_offset=1.0, scaled_embedding=True, windowed=6, tied=True),
 }
-"""Architecture -> what its config does not say."""
+"""Architecture -> what its config leaves implicit."""
 NORMS: dict[Norms, dict[str, str]] = {
     "before": {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"},
     "after": {"after1": "post_attention_layernorm", "after2": "post_feedforward_layernorm"},
@@ -143,7 +144,8 @@ NORMS: dict[Norms, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class LanguagePart:
-    """Of a model that also sees: the architecture of the part that writes, and what a config of it may leave out."""
+    """For a model that also sees: the architecture of its language part, and the defaults that its config may leave
+    out."""
 
     architecture: str
     defaults: Mapping[str, Any]
@@ -166,24 +168,24 @@ LANGUAGE_PARTS = {
         },
     ),
 }
-"""Architecture of the whole -> its language part. The defaults are those of transformers' Gemma3TextConfig."""
+"""Architecture of the whole model -> its language part. The defaults are those of transformers' Gemma3TextConfig."""
 _PART, _OF_MODEL = "language_model.", "model."
 _SEES = ("vision_tower.", "multi_modal_projector.")
 
 
 def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config as one of the language part alone, where the own decoder computes that; else the same."""
+    """The config of the language part alone, if our own decoder computes that; else the config itself."""
     part = LANGUAGE_PARTS.get(next(iter(config.get("architectures") or []), ""))
     text = config.get("text_config")
     if part is None or not isinstance(text, Mapping):
         return config
     of_both = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
-    given = {key: config[key] for key in of_both if config.get(key) is not None}
-    return {**part.defaults, **text, **given, "architectures": [part.architecture]}
+    shared = {key: config[key] for key in of_both if config.get(key) is not None}
+    return {**part.defaults, **text, **shared, "architectures": [part.architecture]}
 
 
 def own_name(tensor: str) -> str:
-    """A tensor's name in a file of the language part alone; the same where the file is of nothing else."""
+    """A tensor's name in a file of the language part alone; unchanged if the file holds nothing else."""
     whole = tensor.removeprefix(_OF_MODEL)
     if not whole.startswith(_PART):
         return tensor
@@ -191,11 +193,11 @@ def own_name(tensor: str) -> str:
 
 
 def is_vision_tensor(tensor: str) -> bool:
-    """Whether a tensor belongs to what a language model sees with."""
+    """Whether a tensor belongs to the vision part."""
     return tensor.removeprefix(_OF_MODEL).startswith(_SEES)
 
 
-# Rotary embeddings as a config.json tells of them.
+# Rotary embeddings as given by a config.json.
 
 Json = Mapping[str, Any]
 ROPE_KINDS = ("default", "linear", "llama3", "longrope")
@@ -203,9 +205,9 @@ ROPE_KINDS = ("default", "linear", "llama3", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """theta: base of the wavelengths. The rest belongs to the kinds "linear", "llama3" and "longrope" (scaled wavelengths);
-    of the last one each pair of coordinates has its factor, other ones in texts beyond original_context, and cos and sin
-    are multiplied by `attention`. Kind "none": positions rotate nothing."""
+    """theta: base of the wavelengths. The rest belongs to the kinds "linear", "llama3" and "longrope" (scaled
+    wavelengths). With longrope each pair of coordinates has its own factor, a different one in texts beyond
+    original_context, and cos and sin are multiplied by `attention`. Kind "none": no rotation."""
 
     kind: str
     theta: float
@@ -222,7 +224,7 @@ NO_ROPE = RopeSpec("none", 1.0)
 
 
 def _rope(config: Json, scaling: Json) -> RopeSpec:
-    """scaling: its settings; what it lacks may stand in the config itself."""
+    """scaling: the rope settings; entries missing there may be in the config itself."""
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
     if kind == "longrope":
@@ -238,7 +240,8 @@ def _rope(config: Json, scaling: Json) -> RopeSpec:
 
 
 def _longrope(config: Json, scaling: Json, theta: float) -> RopeSpec:
-    """As transformers reads it: what scales cos and sin follows from how much longer than the original context texts may be."""
+    """As transformers reads it: the scale of cos and sin depends on how much longer than the original context texts may
+    be."""
     context = int(config["max_position_embeddings"])
     original = int(
         scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or context
@@ -256,9 +259,9 @@ def _longrope(config: Json, scaling: Json, theta: float) -> RopeSpec:
 
 
 def read_ropes(config: Json, windowed: tuple[bool, ...]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
-    """The ropes, that of full attention first, and the number of each layer's.
+    """The ropes, full attention's first, and for each layer the number of its rope.
 
-    transformers 5 writes rope_parameters with rope_theta inside, or one of these for each kind of layer; 4 a top-level
+    transformers 5 writes rope_parameters with rope_theta inside, or one of these per kind of layer; 4 wrote a top-level
     rope_theta and rope_scaling, and Gemma 3's rope_local_base_freq for layers with a window.
     """
     settings = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
@@ -283,10 +286,10 @@ def read_ropes(config: Json, windowed: tuple[bool, ...]) -> tuple[tuple[RopeSpec
     return (whole, local), tuple(int(is_windowed) for is_windowed in windowed)
 
 
-# The shape of a decoder as its config.json tells it, for the architectures this engine computes itself.
+# The shape of a decoder as given by its config.json, for the architectures this engine computes itself.
 #
-# A family is a row of families.FAMILIES: what its config does not say. Nothing but this table and what reads a config knows a
-# family's name; the decoder reads the spec.
+# A family is a row of FAMILIES: what its config leaves implicit. Only this table and the code that reads configs know
+# family names; the decoder reads the spec.
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,10 +297,10 @@ class DecoderSpec:
     """hidden, intermediate: widths. heads, kv_heads of head_dim each, of which the first `rotary` are rotated. context:
     longest sequence in tokens; with a longrope that of its short factors.
 
-    ropes: the different ones; layer_rope: the number of each layer's. window: tokens that the layers marked in
-    layer_windowed see, the newest included; 0 without such layers. scale: of attention's scores; softcap, logit_softcap:
+    ropes: the distinct ones; layer_rope: each layer's index into them. window: how many tokens, including the newest,
+    the layers marked in layer_windowed see; 0 without such layers. scale: of attention scores; softcap, logit_softcap:
     c tanh(x / c) of scores and logits, 0 for none. embed_scale, residual_scale, logit_scale: factors of the embedding,
-    of what attention and MLP add, and of the logits. norms, qk_norm, norm_offset, fused: see Family.
+    of what attention and MLP add, and of the logits. norms, qk_norm, norm_offset, fused: see ModelFamily.
     """
 
     architecture: str
@@ -338,12 +341,12 @@ class DecoderSpec:
 
     @property
     def kv_width(self) -> int:
-        """Columns of all key heads, which is also that of the value heads."""
+        """Columns of all key heads, and also of the value heads."""
         return self.kv_heads * self.head_dim
 
     @property
     def rope(self) -> RopeSpec:
-        """Of the layers that see everything."""
+        """The rope of the layers with full attention."""
         return self.ropes[0]
 
     @property
@@ -353,7 +356,7 @@ class DecoderSpec:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but widths, biases and norms of each head distinguishes it from Llama."""
+        """Whether it differs from Llama only in widths, biases and per-head norms."""
         usual = (self.window, self.softcap, self.logit_softcap, self.norm_offset) == (0, 0.0, 0.0, 0.0)
         factors = (self.embed_scale, self.residual_scale, self.logit_scale) == (1.0, 1.0, 1.0)
         form = (self.norms, self.activation, len(self.ropes)) == ("before", "silu", 1)
@@ -361,7 +364,7 @@ class DecoderSpec:
         return usual and factors and form and turned and self.qk_norm != "all" and self.scale == self.head_dim**-0.5
 
     def window_of(self, layer: int, longest: int) -> int:
-        """Tokens that a layer sees of texts of up to `longest`; 0 for all of them."""
+        """Tokens that a layer sees in texts of up to `longest`; 0 for all of them."""
         return self.window if self.layer_windowed[layer] and longest > self.window else 0
 
 
@@ -386,7 +389,7 @@ def fused_projections(spec: DecoderSpec, layer: int) -> list[tuple[str, int, lis
 
 
 def _windows(config: Json, family: ModelFamily, layers: int) -> tuple[int, tuple[bool, ...]]:
-    """(window, which layers have it); (0, none) where no text is longer."""
+    """(window, which layers have it); (0, none) if no text is longer than the window."""
     name, none = config["architectures"][0], (0, (False,) * layers)
     default = {"MistralForCausalLM": 4096, "Olmo3ForCausalLM": 4096}.get(name)
     default = 4096 if name.startswith("Gemma") and family.windowed else default
@@ -409,7 +412,7 @@ def _windows(config: Json, family: ModelFamily, layers: int) -> tuple[int, tuple
 
 
 def _activation(config: Json) -> str:
-    """Of the MLP. Gemma's configs name it hidden_activation."""
+    """The MLP's activation. Gemma's configs name it hidden_activation."""
     usual = "gelu_pytorch_tanh" if str(config["architectures"][0]).startswith("Gemma") else "silu"
     return str(config.get("hidden_activation") or config.get("hidden_act") or usual)
 
@@ -428,7 +431,7 @@ def _damage_in_words() -> Iterator[None]:
 
 @_damage_in_words()
 def why_not(config: Json) -> str:
-    """Why this engine's own decoder cannot compute the model; empty when it can. Raises ModelNotFound as decoder_spec does."""
+    """Why our own decoder cannot compute the model; empty if it can. Raises ModelNotFound as decoder_spec does."""
     return next(_reasons(language_config(config)), "")
 
 
@@ -470,7 +473,7 @@ def _embed_scale(config: Json, family: ModelFamily) -> float:
 
 @_damage_in_words()
 def decoder_spec(config: Json) -> DecoderSpec:
-    """Read a config for which why_not() is empty. Raises ModelNotFound when a width is missing, or is none."""
+    """Read a config for which why_not() is empty. Raises ModelNotFound if a width is missing or impossible."""
     config = language_config(config)
     require_sane_numbers(config)
     name = config["architectures"][0]
@@ -528,8 +531,8 @@ def decoder_spec(config: Json) -> DecoderSpec:
 
 
 def _require_computable(spec: DecoderSpec) -> None:
-    """Raise ModelNotFound where a factor is endless, no number, or of the wrong sign: nothing that is computed with it would be
-    a number, and sampling would end in the middle of a round."""
+    """Raise ModelNotFound if a factor is infinite, NaN or of the wrong sign: everything computed with it would be NaN,
+    and sampling would fail in the middle of a round."""
     figures = {
         "scale of attention": (spec.scale,),
         "multiplier": (spec.embed_scale, spec.residual_scale, spec.logit_scale),

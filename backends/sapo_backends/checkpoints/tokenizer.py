@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 CACHED_WORDS = 256
-"""Words that a tokenizer remembers in pieces. Its library keeps the first 10,000 it meets: where questions hold long words of
-their own (4 KB for a program), a node grew by 7 MB an hour, for hours. Encoding is no faster with more."""
+"""How many words' pieces a tokenizer caches. Its library keeps the first 10,000 that it meets: with questions full of
+unique long words (4 KB for a program), a node grew by 7 MB an hour, for hours. A larger cache does not speed up
+encoding."""
 
 MOST_ADDED = 1 << 20
-"""Characters of all tokens that stand beside the vocabulary, at most. They become patterns, which took 20 s and 2.8 GB for one
-of 10 MB; real models have some 100,000."""
+"""Maximum total characters of the tokens added beside the vocabulary. They become patterns, which took 20 s and 2.8 GB
+for a tokenizer with 10 MB of them; real models have some 100,000."""
 
 
 def read_json(path: Path) -> Json:
-    """The object in a JSON file, or {} when there is no such file. Raises ModelNotFound when it is damaged."""
+    """The object in a JSON file, or {} if there is no such file. Raises ModelNotFound if it is damaged."""
     if not path.is_file():
         return {}
     require_file_size(path)
@@ -49,7 +50,7 @@ def read_json(path: Path) -> Json:
 
 
 def _text(token: object) -> str | None:
-    """tokenizer_config.json writes a token as its text or as {"content": text}."""
+    """A token's text: tokenizer_config.json writes either the text itself or {"content": text}."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -60,7 +61,8 @@ def _ids(value: object) -> list[int]:
 
 
 def _embedded(folder: Path) -> int:
-    """Tokens that the model has embeddings for. One beyond stands for a byte that its vocabulary lacks, and is left out."""
+    """Number of tokens that the model has embeddings for. A token beyond them stands for a byte that the vocabulary
+    lacks, and is left out."""
     config = read_json(folder / "config.json")
     text = config.get("text_config")
     size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
@@ -68,13 +70,13 @@ def _embedded(folder: Path) -> int:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """What finds any of the texts, the longest first; None without any."""
+    """A pattern that finds any of the texts, longest first; None if there are none."""
     ordered = sorted(filter(None, texts), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 def _without_first_space(data: Json) -> Json:
-    """The tokenizer for what stands behind a control token, where a space is put before the beginning of a text alone."""
+    """The tokenizer for text after a control token, where a space is inserted only at the beginning of a text."""
     pre = data.get("pre_tokenizer") or {}
     return (
         {**data, "pre_tokenizer": {**pre, "prepend_scheme": "never"}} if pre.get("prepend_scheme") == "first" else data
@@ -86,9 +88,9 @@ def _damage_in_words(folder: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise ModelNotFound(
-            f"{folder}: its tokenizer is damaged ({what}). Copy or download the model again."
+            f"{folder}: its tokenizer is damaged ({reason}). Copy or download the model again."
         ) from error
 
 
@@ -103,13 +105,13 @@ class _Specials:
 
 
 def _specials(folder: Path, settings: Json, ids: Mapping[str, int]) -> _Specials:
-    """End-of-sequence ids from all three places that may name them; the first of them stands in for padding."""
+    """End-of-sequence ids from all three places that may name them; the first one also serves as padding."""
     generation, config = read_json(folder / "generation_config.json"), read_json(folder / "config.json")
     eos_text = _text(settings.get("eos_token")) or ""
-    found = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    end_ids = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
     if eos_text in ids:
-        found.append(ids[eos_text])
-    eos = tuple(dict.fromkeys(found))
+        end_ids.append(ids[eos_text])
+    eos = tuple(dict.fromkeys(end_ids))
     if not eos:
         raise ModelNotFound(f"{folder} names no end-of-sequence token; completions would never end.")
     pad_text = _text(settings.get("pad_token")) or ""
@@ -121,13 +123,13 @@ class HfTokenizer:
     """Text to ids and back from `tokenizer.json`. Satisfies sapo_backends.base.Tokenizer."""
 
     def __init__(self, folder: Path, thinking: Thinking = "auto") -> None:
-        """thinking: see base.LoadRequest. Raises ModelNotFound when the folder holds no usable tokenizer."""
+        """thinking: see base.LoadRequest. Raises ModelNotFound if the folder holds no usable tokenizer."""
         require_tokenizer(folder)
         with _damage_in_words(folder):
             self._open(folder, thinking)
 
     def _open(self, folder: Path, thinking: Thinking) -> None:
-        import tokenizers  # with jinja2 a third of what a command takes that reads a config.json only
+        import tokenizers  # with jinja2, a third of the time of a command that only reads a config.json
 
         from sapo_backends.checkpoints.chat_template import ChatTemplate
 
@@ -154,7 +156,7 @@ class HfTokenizer:
             self._inner = tokenizers.Tokenizer.from_str(json.dumps(inner)) if inner is not data else self._plain
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the Rust library raises bare Exception, and its panics are none
+        except BaseException as error:  # the Rust library raises bare Exception, and its panics are not even that
             reason = " ".join(str(error).split())[:200]
             raise ModelNotFound(f"{folder / 'tokenizer.json'} is not a tokenizer: {reason}") from error
         for tokenizer in (self._plain, self._inner):
@@ -164,7 +166,7 @@ class HfTokenizer:
             if hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(CACHED_WORDS)
         self._embedded = _embedded(folder)
-        self._last = max([len(vocabulary) - 1, *ids.values()])  # not the number of tokens: a vocabulary may have holes
+        self._last = max([len(vocabulary) - 1, *ids.values()])  # not the number of tokens: a vocabulary may have gaps
         self._template = ChatTemplate.read(folder, settings, bos=special.bos, eos=special.eos, thinking=thinking)
         self._opening = self._beginning(ids.get(special.bos), settings) if self._template.is_plain else []
         self._split = _any_of(self._control.values())
@@ -173,8 +175,8 @@ class HfTokenizer:
         self._split_normalised = _any_of(map(self._normalised, self._control.values())) if normaliser else None
 
     def _beginning(self, bos: int | None, settings: Json) -> list[int]:
-        """What stands before every text of a base model: what its tokenizer itself puts there, else the token that is named
-        for it, unless the tokenizer is told to leave it out."""
+        """What precedes every text of a base model: what its tokenizer itself puts there, else the configured BOS token
+        unless add_bos_token is false."""
         whole, alone = (self._plain.encode("a", add_special_tokens=added).ids for added in (True, False))
         written = next((i for i in range(len(whole)) if whole[i : i + len(alone)] == alone), 0)
         named = [bos] if bos is not None and settings.get("add_bos_token") is not False else []
@@ -182,12 +184,12 @@ class HfTokenizer:
 
     @property
     def opening(self) -> TokenIds:
-        """What stands before every text of a base model."""
+        """Ids that precede every text of a base model."""
         return self._opening
 
     @property
     def opening_text(self) -> str:
-        """The same as its tokens are spelled."""
+        """The spelling of `opening`."""
         return "".join(str(self._plain.id_to_token(i)) for i in self._opening)
 
     @property
@@ -200,7 +202,7 @@ class HfTokenizer:
         """See Tokenizer.eot_id."""
         try:
             behind = self._encode_parts(self._template.reply("", roles=("user",)))
-        except BackendError:  # a template of one turn
+        except BackendError:  # the template takes only one turn
             behind = []
         return next((i for i in behind if i in self._eos_ids), self._eos_ids[0])
 
@@ -211,7 +213,7 @@ class HfTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The id that fills up shorter rows."""
+        """The id that pads shorter rows."""
         return self._pad_id
 
     def encode_text(self, text: str) -> list[int]:
@@ -223,7 +225,7 @@ class HfTokenizer:
             ids = tokenizer.encode(text, add_special_tokens=False).ids
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of the Rust library, as by a pattern that never ends
+        except BaseException as error:  # a panic of the Rust library, such as on a pattern that never ends
             raise BackendError(f"The model's tokenizer failed: {' '.join(str(error).split())[:200]}") from error
         return [i for i in ids if i not in self._control and i < self._embedded]
 
@@ -237,8 +239,8 @@ class HfTokenizer:
     ) -> list[int]:
         """Ids of the rendered chat with the generation prompt.
 
-        Equal to what transformers gives for honest text. When message text holds the spelling of a control token, the
-        template's literal parts are encoded with control tokens and everything between them as plain text.
+        Equal to what transformers gives for honest text. When message text contains the spelling of a control token,
+        only the template's literal parts are encoded with control tokens, and everything between them as plain text.
         """
         rendered = self._template.render(messages, tools)
         if not any(self.spells_control(m["content"]) for m in messages):
@@ -246,11 +248,12 @@ class HfTokenizer:
         return [*self._opening, *self._encode_parts(rendered.parts)]
 
     def encode_reply(self, text: str) -> list[int]:
-        """See Tokenizer.encode_reply: what the template writes behind a turn of the model. Raises TemplateRefused."""
+        """See Tokenizer.encode_reply: what the template writes after a model turn. Raises TemplateRefused."""
         return self._encode_parts(self._template.reply(text), self._inner)
 
     def _encode_parts(self, parts: Sequence[tuple[str, bool]], first: tokenizers.Tokenizer | None = None) -> list[int]:
-        """first: what encodes plain text that the parts begin with; as the beginning of a text unless it is given."""
+        """first: the tokenizer for plain text at the start of the parts; by default it is treated as the beginning of a
+        text."""
         spans = [(text, self._known(text) if control else None) for text, control in self._spans(parts)]
         ids: list[int] = []
         for number, (text, token) in enumerate(spans):
@@ -271,7 +274,7 @@ class HfTokenizer:
         return token
 
     def _spans(self, parts: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-        """(text, is a control token) in order; plain text is joined, as the tokenizer would see it."""
+        """(text, is a control token) in order; adjacent plain text is joined, as the tokenizer would see it."""
         plain = ""
         for text, literal in parts:
             at = 0
@@ -286,5 +289,5 @@ class HfTokenizer:
             yield plain, False
 
     def decode(self, ids: TokenIds) -> str:
-        """Text of the ids without control tokens; ids beyond the vocabulary (padded embeddings) give nothing."""
+        """Text of the ids without control tokens; ids beyond the vocabulary (padded embeddings) decode to nothing."""
         return str(self._plain.decode([i for i in ids if i not in self._control and 0 <= i <= self._last]))

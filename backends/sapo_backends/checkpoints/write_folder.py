@@ -28,12 +28,12 @@ COPIED = (
     "merges.txt",
 )
 QUANTISED = ("quantization", "quantization_config")
-"""Entries of a config.json that speak of weights of fewer bits."""
+"""Entries of a config.json that describe quantised weights."""
 
 
 def write_settings(source: Path, folder: Path, dtype: str, config: Json | None = None) -> None:
-    """Copy the tokenizer, write generation_config.json, and config.json for unquantised weights of `dtype`: that of the source
-    (of its language part, where the own decoder computes that), or the one that is given."""
+    """Copy the tokenizer and write generation_config.json and config.json for unquantised weights of `dtype`. config:
+    by default the source's, or that of its language part if our own decoder computes only that."""
     config = dict(language_config(read_json(source / "config.json"))) if config is None else config
     config = config | _rope(config)
     config["dtype"] = config["torch_dtype"] = dtype
@@ -49,19 +49,19 @@ def _write(file: Path, value: Json) -> None:
 
 
 def _rope(config: Json) -> Json:
-    """The rotary settings in every place that readers look for them.
+    """The rotary settings in every place where readers look for them.
 
-    transformers 5 writes only rope_parameters. mlx_lm and transformers 4 read a top-level rope_theta and rope_scaling,
-    and silently assume a default, which gives wrong tokens, when they are not there.
+    transformers 5 writes only rope_parameters. mlx_lm and transformers 4 read a top-level rope_theta and rope_scaling;
+    if these are missing they silently assume a default, which gives wrong tokens.
     """
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     theta = rope.pop("rope_theta", None) or config.get("rope_theta")
-    if theta is None or any(isinstance(value, dict) for value in rope.values()):  # the latter: one rope a layer type
+    if theta is None or any(isinstance(value, dict) for value in rope.values()):  # a dict for each layer type
         return {}
     kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     parameters = {"rope_type": kind, **rope, "rope_theta": theta}
     written: dict[str, Any] = {"rope_theta": theta}
-    if "rope_parameters" in config:  # transformers 5 makes them of the others, where a family has one a layer type, too
+    if "rope_parameters" in config:  # transformers 5 derives them from the others, also one per layer type
         written["rope_parameters"] = parameters
     if kind != "default":
         written["rope_scaling"] = {"rope_type": kind, **rope}
@@ -69,21 +69,21 @@ def _rope(config: Json) -> Json:
 
 
 def write_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the tokenizer and the chat template; a base model without one gets the plain one that it was trained with, behind the
-    token that stood before every text."""
+    """Copy the tokenizer and the chat template. A base model without a template gets the plain one that it was trained
+    with, preceded by the token that came before every text."""
     for pattern in COPIED:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)
     if gguf_of(source) is not None:
-        whole, size = read_json(source / "tokenizer.json"), int(read_json(source / "config.json")["vocab_size"])
-        _write(folder / "tokenizer.json", {**whole, "model": spelled_vocabulary(whole["model"], size)})
+        tokenizer, size = read_json(source / "tokenizer.json"), int(read_json(source / "config.json")["vocab_size"])
+        _write(folder / "tokenizer.json", {**tokenizer, "model": spelled_vocabulary(tokenizer["model"], size)})
     settings = read_json(source / "tokenizer_config.json")
     if not settings.get("chat_template") and not (source / "chat_template.jinja").is_file():
         (folder / "chat_template.jinja").write_text(HfTokenizer(source).opening_text + PLAIN, encoding="utf-8")
 
 
 def _end(source: Path) -> Json:
-    """Every id at which the model was trained to stop: readers look for them in different files."""
+    """Every id at which the model was trained to stop; listed here because readers look in different files."""
     ids = HfTokenizer(source).eos_ids
     return {"eos_token_id": ids[0] if len(ids) == 1 else list(ids)}
 
@@ -92,14 +92,14 @@ def _end(source: Path) -> Json:
 
 FIRST = ".lora_A.weight"
 _OWN, _WITHIN = "base_model.model.model.", "base_model.model.model.language_model."
-"""How peft calls layers of a language model, and of one that is part of a model that also sees."""
+"""peft's prefix for layers of a language model, and of a language model inside one that also sees."""
 
 
 def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str, source: Path, folder: Path) -> None:
     """Write adapter_model.safetensors, adapter_config.json and the tokenizer of `source` into an existing folder.
 
     tensors: by PEFT names, A (rank, in) and B (out, rank); the effect is alpha / rank * B A. base: the name under which
-    peft finds the base model. Raises BackendError when there is no adapter.
+    peft finds the base model. Raises BackendError if there is no adapter.
     """
     arrays = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in tensors.items()}
     ranks = {int(array.shape[0]) for name, array in arrays.items() if name.endswith(FIRST)}
@@ -107,9 +107,9 @@ def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str,
         raise BackendError("This model has no LoRA adapter: all of its weights were trained. Write it as hf or gguf.")
     names = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in arrays})
     target: object = names
-    whole = read_json(source / "config.json")
-    # peft finds the part that writes within the model, and layers of these names beside it
-    if language_config(whole) is not whole:
+    full_config = read_json(source / "config.json")
+    # peft has to find the language part inside the model; the vision part may have layers of the same names
+    if language_config(full_config) is not full_config:
         arrays = {name.replace(_OWN, _WITHIN, 1): array for name, array in arrays.items()}
         target = rf".*\.language_model\..*\.({'|'.join(names)})"
     save_file(arrays, folder / "adapter_model.safetensors", {"format": "pt"})
@@ -128,9 +128,9 @@ def write_adapter_folder(tensors: Mapping[str, object], alpha: float, base: str,
     write_tokenizer(source, folder)
 
 
-# What engines that train by Adam write beside the trained tensors: state.json, and Adam's moments by outside names.
+# What engines that train with Adam write beside the trained tensors: state.json, and Adam's moments by outside names.
 #
-# Outside names and layouts are Hugging Face's and PEFT's, so that another engine goes on with what one wrote.
+# Outside names and layouts are Hugging Face's and PEFT's, so that another engine can continue from them.
 
 NAME = "state.json"
 TRAINED = "trained.safetensors"
@@ -141,21 +141,23 @@ Tensor = TypeVar("Tensor")
 
 
 def write_state(folder: Path, identity: Mapping[str, object], **more: object) -> None:
-    """Write the identity of a checkpoint and what else is given. Raises OSError."""
+    """Write the identity of a checkpoint and the values in `more`. Raises OSError."""
     (folder / NAME).write_text(json.dumps({"format": 1, **more, **identity}, indent=1), encoding="utf-8")
 
 
 def read_state(folder: Path, identity: Mapping[str, object]) -> dict[str, Any]:
-    """What write_state wrote. Raises CheckpointCorrupt when it belongs to something else; OSError, ValueError and
-    TypeError when it cannot be read."""
+    """What write_state wrote. Raises CheckpointCorrupt if it belongs to something else; OSError, ValueError or
+    TypeError if it cannot be read."""
     try:
         state: dict[str, Any] = dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
     except RecursionError:
         raise ValueError(f"{NAME} is nested too deep") from None
-    # "base" is the content of the model: where both tell it, its name or path does not matter.
-    known = "base" in identity and "base" in state
+    # "base" is a digest of the model's content: if both have it, the model's name or path does not matter.
+    has_content_ids = "base" in identity and "base" in state
     wrong = [
-        key for key, value in identity.items() if state.get(key) != value and key != ("model" if known else "base")
+        key
+        for key, value in identity.items()
+        if state.get(key) != value and key != ("model" if has_content_ids else "base")
     ]
     if wrong:
         raise CheckpointCorrupt(
@@ -175,27 +177,27 @@ def _changed(what: str, identity: Mapping[str, object]) -> str:
 
 
 def with_moments(moments: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """first and second, each by outside names -> the tensors of the optimizer's file."""
+    """first and second moments, each by outside names -> the tensors of the optimizer's file."""
     return {f"{moment}.{name}": moments[moment][name] for moment in MOMENTS for name in moments[moment]}
 
 
 def read_moments(
     folder: Path, load: Callable[[Path], Mapping[str, Tensor]]
 ) -> tuple[dict[str, dict[str, Tensor]], bool] | None:
-    """(first and second by outside names, whether they have names); None where the folder has no moments.
+    """(first and second moments by outside names, whether they have names); None if the folder has no moments.
 
-    Moments without names are two tensors called "": what the torch engine wrote before, in the order of its memory.
-    Two files, one a moment, is what the MLX engine wrote before. Raises what load raises.
+    Moments without names are two tensors called "": older torch engines wrote them so, in the order of their memory.
+    Two files, one per moment, come from older MLX engines. Raises what load raises.
     """
     if (folder / OPTIMIZER_FILES[0]).exists():
         tensors = load(folder / OPTIMIZER_FILES[0])
         if tensors.keys() == set(MOMENTS):
             return {moment: {"": tensors[moment]} for moment in MOMENTS}, False
-        found: dict[str, dict[str, Tensor]] = {moment: {} for moment in MOMENTS}
+        named_moments: dict[str, dict[str, Tensor]] = {moment: {} for moment in MOMENTS}
         for key, tensor in tensors.items():
             moment, _, name = key.partition(".")
-            found[moment][name] = tensor
-        return found, True
+            named_moments[moment][name] = tensor
+        return named_moments, True
     files = {moment: folder / f"{moment}.safetensors" for moment in MOMENTS}
     if not all(file.exists() for file in files.values()):
         return None

@@ -1,7 +1,5 @@
-"""What this computer offers, found without importing a numerical library: cores, memory, what a precision means on it, and
-what
-the C library does with freed memory.
-"""
+"""What this computer offers, found without importing a numerical library: cores, memory, what each precision means on
+it, and what the C library does with freed memory."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-
-# What this computer offers, found without importing a numerical library.
 
 _CGROUP = Path("/sys/fs/cgroup")
 _X86_UNITS = ("amx_bf16", "avx512_bf16", "avx2")
@@ -40,7 +36,7 @@ class Hardware:
 
 def physical_cores() -> int:
     """Physical cores, bounded by what the scheduler lets this process use."""
-    import psutil  # not at the top: the dashboard takes `trim` from here before its first frame
+    import psutil  # not at the top: the dashboard takes `release_free_memory` from here before its first frame
 
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
@@ -48,7 +44,7 @@ def physical_cores() -> int:
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS where somebody set it, else the physical cores."""
+    """OMP_NUM_THREADS if it is set, else the number of physical cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else physical_cores()
 
@@ -61,7 +57,7 @@ def _cgroup_bytes(name: str) -> int | None:
 
 
 def _cached_bytes() -> int:
-    """Pages of files that the container's memory holds and that give way when it is needed."""
+    """Bytes of page cache in the container's memory that the kernel can reclaim when memory is needed."""
     try:
         lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
@@ -90,8 +86,8 @@ def matrix_unit() -> str:
 
 
 def c_compiler() -> str | None:
-    """Where a C compiler is, if there is one. A Mac without its command line tools has a `cc` that offers to install
-    them."""
+    """Path of a C compiler, None if there is none. A Mac without command line tools has a `cc` that only offers to
+    install them, so it counts as none."""
     if platform.system() == "Darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
         return None
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
@@ -108,7 +104,7 @@ def processor_name() -> str:
 
 
 def detect_hardware() -> Hardware:
-    """Look once; takes a few milliseconds."""
+    """Detect the hardware; takes a few milliseconds."""
     limit = _cgroup_bytes("memory.max")
     import psutil
 
@@ -122,10 +118,11 @@ def detect_hardware() -> Hardware:
     )
 
 
-# What the name of a precision says.
+# Names of precisions and what they mean.
 
 FOUR_BIT = "4bit"
-"""The precision of frozen weights in 4 bits; "4bit-float32" computes in float32, "4bit" in what auto would choose."""
+"""The precision name for frozen 4-bit weights; "4bit-float32" computes in float32, "4bit" in the type that auto would
+choose."""
 
 
 def is_four_bit(precision: str) -> bool:
@@ -141,50 +138,54 @@ def computes_in(precision: str) -> str:
     return "bfloat16" if detect_hardware().fast_bfloat16 else "float32"
 
 
-# What the C library's allocator does with freed memory. On systems other than glibc's all of this does nothing.
+# What the C library's allocator does with freed memory. Without glibc all of this does nothing.
 #
-# By itself glibc keeps blocks up to a size that grows with what was freed, in an arena for every few threads. That suits
-# neither kind of process here. An engine frees tensors and asks for as many again: given back, they are paid for again with
-# page faults, and what one thread freed serves no other (a node grew by 63 MB, a heap of an arena, now and then). A process
-# that only waits and shows, for weeks, is split up by large passing blocks between small lasting ones.
+# By default glibc keeps freed blocks up to a size that grows with the blocks freed, in one arena for every few threads.
+# That suits neither kind of process here. An engine frees tensors and soon allocates as much again: memory returned to
+# the system costs page faults, and memory freed in one thread's arena is no use to another (a node now and then grew
+# by 63 MB, one arena's heap). In a process that mostly waits and displays for weeks, large short-lived blocks between
+# small long-lived ones fragment the heap.
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 LARGEST_THRESHOLD = 32 << 20
-"""The most that glibc accepts on 64-bit systems."""
+"""The maximum that glibc accepts on 64-bit systems."""
 PASSING = 32 << 10
-"""Bytes of a block that is likely to be gone soon: a page of history, a frame of the screen."""
+"""Bytes from which a block is probably short-lived: a page of history, a frame of the screen."""
 ACTIVATIONS = 1 << 20
-"""Bytes of what a model's layer keeps of a micro-batch. Of different widths, they leave holes that fit nothing else: kept, they
-made an update by transformers need up to twice the memory, and no faster."""
+"""Bytes from which a block is probably one layer's activations of a micro-batch. These differ in width and leave holes
+that fit nothing else: keeping them made updates by transformers need up to twice the memory, and no faster."""
 RETURN_EVERY_S = 60.0
-"""Between two trims of a process that lives for weeks. Each takes an engine 0.16 s: 0.13 of starter-1m's 0.61 GB go back, and
-rounds of 16 x 8 take as long as before. A dashboard 0.03 s: cycles that wait for longer lie between what stays."""
+"""Seconds between two trims of a process that runs for weeks. A trim takes an engine 0.16 s: it returns 0.13 of
+starter-1m's 0.61 GB, and rounds of 16 x 8 take as long as before. It takes a dashboard 0.03 s: garbage cycles left for
+longer end up between objects that stay."""
 
 
 def one_arena() -> bool:
-    """For a node, before it has threads: all share the one arena that trim() empties. With some of their own, each grows to
-    its 64 MB in hours. True if the allocator took the setting."""
+    """For a node, before it starts threads: all threads share the one arena that release_free_memory() empties.
+    Separate arenas would each grow to 64 MB within hours. True if the allocator accepted the setting."""
     return _set((M_ARENA_MAX, 1))
 
 
 def keep_freed() -> bool:
-    """For an engine: freed memory stays, and threads that begin later share the arenas that there are. True if the allocator
-    took the settings."""
+    """For an engine: keep freed memory, and let threads that start later share the existing arenas. True if the
+    allocator accepted the settings."""
     return _set(
         (M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 16 << 20), (M_ARENA_MAX, 1)
     )
 
 
 def return_freed(above: int = PASSING) -> bool:
-    """For a process without an engine, and for transformers: blocks from so many bytes on go back to the system at once, and
-    threads that begin later share the arenas that there are. True if the allocator took the settings."""
+    """For a process without an engine, and for transformers: blocks of at least `above` bytes go back to the system as
+    soon as they are freed, and threads that start later share the existing arenas. True if the allocator accepted the
+    settings.
+    """
     return _set((M_MMAP_THRESHOLD, above), (M_ARENA_MAX, 1))
 
 
 def release_free_memory() -> None:
-    """Return what is free to the system, and what only cycles of Python's hold: those wait until a quarter as many objects
-    are new as there are old ones. For large models, whose packed weights for decoding and whose activations do not fit into
-    each other's holes; paying for the pages again takes a hundredth of a round."""
+    """Return free memory to the system, after collecting garbage cycles: Python would leave those until new objects
+    number a quarter of the old ones. For large models, whose packed decode weights and activations do not fit into
+    each other's holes; the page faults afterwards cost a hundredth of a round."""
     gc.collect()
     if platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):
@@ -192,8 +193,8 @@ def release_free_memory() -> None:
 
 
 def drop_pages(address: int, size: int) -> None:
-    """Return the whole pages of a block whose content nobody reads any more, at once: also where free() would keep them, and
-    those of a mapped file, which count as this process's memory once they were read."""
+    """Immediately return the whole pages of a block that will not be read again: also where free() would keep them, and
+    pages of a mapped file, which count as this process's memory once read."""
     begin, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if begin < end and platform.libc_ver()[0] == "glibc":
         with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,5 @@
-"""The memory of a round, planned before anything is loaded: a model's widths, what of it is trained, and whether it fits."""
+"""The memory of a round, planned before anything is loaded: a model's widths, which parameters are trained, and whether
+it fits."""
 
 from __future__ import annotations
 
@@ -11,26 +12,29 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.common import hardware
 from sapo_backends.errors import OutOfMemory
 
-# The widths of a model of any architecture, by the usual names in its config.
+# Widths of a model of any architecture, read from the usual names in its config.
 
 DELTA_RULE, STATE_SPACE = 80, 208
-"""Float32 numbers that one layer keeps of a token for each value of linear attention, and for each number of Mamba 2's heads
-times state: what transformers computes without kernels; fitted (docs/benchmarks/memory.md)."""
+"""Float32 numbers that a layer keeps per token when transformers computes it without kernels: per value of linear
+attention, and per head times state of Mamba 2; fitted (docs/benchmarks/memory.md)."""
 BY_KERNELS = 64
-"""The same for each value of either where compiled kernels compute it."""
+"""The same per value of either kind when compiled kernels compute it."""
 
 
 def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of the config; of a multimodal one that is its text_config."""
+    """The language model's part of the config: text_config of a multimodal one, else all of it."""
     part = config.get("text_config")
     return part if isinstance(part, Mapping) else config
 
 
 def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Layers, hidden, intermediate (of one expert), key_value, vocabulary, heads, experts that a token goes through (0: no
-    mixture), idle, the weights of the experts that it does not; recurrent, float32 numbers of a token that a layer with a state
-    keeps while transformers computes it, by_kernels, while compiled kernels do, and state, numbers of a row in all of these. Of
-    layers that differ, the widest."""
+    """The widths as a dict; the widest where layers differ.
+
+    layers, hidden, key_value, vocabulary, heads; intermediate: of one expert. experts: how many a token passes through
+    (0: no mixture). idle: weights of the experts that it does not pass through. recurrent: float32 numbers that a
+    layer with a state keeps per token when transformers computes it; by_kernels: the same with compiled kernels;
+    state: numbers of one row's state in all of these layers.
+    """
 
     def first(*names: str, otherwise: int) -> int:
         value: Any = next((config[name] for name in names if config.get(name)), otherwise)
@@ -65,31 +69,30 @@ def usual_widths(config: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-# Which parameters of a model are trained when nobody said so.
+# Which parameters are trained by default.
 
 FULL_BELOW = 50_000_000
-"""method "auto": models with fewer parameters are fine-tuned as a whole, larger ones get an adapter."""
+"""method "auto": smaller models have all their weights trained, larger ones get an adapter."""
 
 
 def pick_method(request: LoadRequest, parameters: int, *, quantised: bool = False) -> Literal["full", "lora", "none"]:
-    """The requested method, or the one that suits; a quantised model cannot be trained as a whole."""
+    """The requested method, or for "auto" the one that suits; a quantised model cannot have all its weights trained."""
     if request.method != "auto":
         return request.method
     return "full" if parameters < FULL_BELOW and not quantised else "lora"
 
 
-# The memory of a round, planned before anything is loaded, and whether it fits; without a numerical library.
-#
-# What was planned and what was used: docs/benchmarks/memory.md.
+# Memory planning, without a numerical library. Planned and measured memory: docs/benchmarks/memory.md.
 
 SPARE = 0.9
-"""Share of the free memory that may be planned with."""
+"""Share of the free memory that a plan may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The figures of a decoder that decide its memory and speed. tied: the embedding is the output layer too. heads: of
-    queries. experts, idle, recurrent, by_kernels, state: see usual_widths; with experts intermediate is of one."""
+    """The figures of a decoder that determine its memory and speed. tied: the embedding is also the output layer.
+    heads: query heads. experts, idle, recurrent, by_kernels, state: see usual_widths; with experts, intermediate is
+    that of one expert."""
 
     parameters: int
     trainable: int
@@ -108,18 +111,19 @@ class ModelSize:
 
     @property
     def multiplied(self) -> int:
-        """Weights that every token is multiplied with: all but an embedding that is only looked up, and idle experts."""
+        """Weights that every token is multiplied with: all except idle experts and an embedding that is only looked up."""
         return self.parameters - (0 if self.tied else self.vocabulary * self.hidden) - self.idle
 
 
 FOUR_BIT_BYTES = 0.5625
-"""Of a weight in 4 bits, with its share of a float32 scale for each 64."""
+"""Bytes per 4-bit weight, including its share of the float32 scale that 64 weights share."""
 
 
 def bytes_to_load(size: ModelSize, *, compute_bytes: int, four_bit: bool = False) -> int:
-    """Weights; for what is trained also float32 gradients and two Adam moments, beside a copy to compute with.
+    """Bytes of the weights, plus, for those that are trained, float32 gradients, two Adam moments and a copy to compute
+    with.
 
-    four_bit: all but the embeddings, of which two are held while one projection is dense, the widest.
+    four_bit: all weights but the embeddings are in 4 bits; the widest projection (gate and up) is held dense while in use.
     """
     trained = size.trainable * (16 + compute_bytes)
     if not four_bit:
@@ -131,7 +135,7 @@ def bytes_to_load(size: ModelSize, *, compute_bytes: int, four_bit: bool = False
 
 @dataclass(frozen=True, slots=True)
 class RoundShape:
-    """What decides a round's memory: rows = groups * group_size completions; prompt, new_tokens: the longest."""
+    """What determines a round's memory. rows = groups * group_size completions; prompt, new_tokens: the longest."""
 
     groups: int
     group_size: int
@@ -140,12 +144,12 @@ class RoundShape:
 
     @property
     def rows(self) -> int:
-        """Completions of a round."""
+        """Completions per round."""
         return self.groups * self.group_size
 
     def micro_batch(self, budget: int) -> list[int]:
-        """Completions of each group in a micro-batch of at most `budget` tokens, which holds whole ones and each group's prompt
-        once; one completion at least."""
+        """Completions of each group in a micro-batch of at most `budget` tokens. It holds whole completions, at least
+        one, and each group's prompt once."""
         groups, left = divmod(budget, self.prompt + self.group_size * self.new_tokens)
         if groups >= self.groups:
             return [self.group_size] * self.groups
@@ -154,55 +158,55 @@ class RoundShape:
 
 
 PROGRAM, SMALL_PROGRAM = 350 << 20, 220 << 20
-"""Bytes of the interpreter with a numerical library, before any model, and of that alone: a small model's own kernels leave
-alone what a large one's products load besides."""
+"""Bytes of the interpreter with a numerical library before any model is loaded; SMALL_PROGRAM for small models, whose
+own kernels avoid what large matrix products load in addition."""
 MLX = 160 << 20
-"""Bytes that MLX holds beside what is counted (graphs, freed buffers), measured on a CPU with the bundled starter."""
+"""Bytes that MLX holds beyond what is counted (graphs, freed buffers), measured on a CPU with the bundled starter."""
 TRANSFORMERS = 250 << 20
-"""Bytes of transformers and what it imports."""
+"""Bytes of transformers and its imports."""
 FALLBACK_MICRO_BATCH, FALLBACK_ACTIVATIONS = 1024, 3 << 30
-"""Tokens and bytes that a micro-batch of a model may have and keep which transformers computes."""
+"""Limits of a micro-batch that transformers computes: tokens, and bytes of activations."""
 TOKENIZER = 400
-"""Bytes of a tokenizer for each token of its vocabulary, with the merge that makes it (tests/benchmarks/tokenizer_memory.py)."""
+"""Bytes per vocabulary token of a tokenizer, including the merge that makes the token
+(tests/benchmarks/tokenizer_memory.py)."""
 MICRO_BATCH, LARGE_MICRO_BATCH = 2048, 1400
-"""Tokens of a training micro-batch, and of one of a large model, whose products are long enough with fewer: a third of
-the activations less, no slower."""
+"""Tokens of a training micro-batch; LARGE_MICRO_BATCH for a large model, whose matrix products are big enough with
+fewer: a third less activation memory, no slower."""
 CHUNK = 1 << 25
-"""Logits held at once in an update, in the compute type: so many rows that the unembedding, which is read once for each
-chunk, is not what takes the time."""
+"""Logits held at once in an update, in the compute type: enough rows that reading the unembedding once per chunk does
+not dominate the time."""
 KEPT_PROBABILITIES = 1 << 22
-"""Probabilities of up to so many tokens times vocabulary are kept from an update's forward pass to its backward
-pass."""
+"""Probabilities are kept from an update's forward pass to its backward pass up to this many tokens times vocabulary."""
 SHARDED_BELOW = 100_000_000
-"""Parameters under which torch gives each thread a micro-batch of its own; of larger models each shard would stream the
-weights from memory again, and operations are long."""
+"""Below this many parameters torch gives each thread its own micro-batch; with larger models each shard would stream
+the weights from memory again, and single operations take long anyway."""
 
 
 FULL_SCORES = 1 << 23
-"""On a CPU, a group's attention scores of up to this many elements are made in full, in float32: batched matrix products beat
-the fused kernel several times over, and in float32 they are not compiled for each shape. Longer sequences take the fused
-kernel, which needs less memory."""
+"""On a CPU, attention scores of a group with up to this many elements are materialised in float32: batched matrix
+products beat the fused kernel several times over, and in float32 they are not compiled for each shape. Longer
+sequences use the fused kernel, which needs less memory."""
 KV_BUDGET = 2 << 30
-"""Bytes of keys and values that the rows which are generated at once may need at full length; further rows wait. A fixed
-number: what fits into the memory that happens to be free would make another batch, and other rounding, each time."""
+"""Bytes of keys and values, at full length, of the rows generated at once; further rows wait. A fixed number: sizing it
+by the currently free memory would change the batch, and so the rounding, from run to run."""
 
 
 def kv_budget_of(card: int) -> int:
-    """KV_BUDGET of a GPU with so many bytes: a third, whatever is in use of it."""
+    """KV_BUDGET for a GPU with `card` bytes of memory: a third of them, however much is in use."""
     return card // 3
 
 
 def micro_batch(parameters: int) -> int:
-    """Tokens of a training micro-batch of a model of that size."""
+    """Tokens of a training micro-batch for a model with this many parameters."""
     return MICRO_BATCH if parameters < SHARDED_BELOW else LARGE_MICRO_BATCH
 
 
 def bucket_size(count: int) -> int:
-    """The next of few sizes, at least count: powers of two to 32, multiples of 32 to 512, then a sixteenth of the next
-    power of two apart.
+    """The smallest bucket size >= count. Buckets are powers of two up to 32, multiples of 32 up to 512, then spaced a
+    sixteenth of the next power of two apart.
 
     Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
-    keeps), so what is multiplied has one of these numbers of rows.
+    keeps), so products get one of these numbers of rows.
     """
     above = 1 << max(count - 1, 0).bit_length()
     step = min(above, max(32, above // 16))
@@ -210,8 +214,8 @@ def bucket_size(count: int) -> int:
 
 
 def bytes_to_generate(size: ModelSize, shape: RoundShape, *, kv_bytes: int = 4, kv_budget: int = KV_BUDGET) -> int:
-    """Keys and values, on a processor in float32, at full length of the rows that are generated at once (a prompt's once for its
-    group), again those of a layer while rows that ended leave the batch; one step's logits and their probabilities."""
+    """Keys and values (float32 on a processor) at full length for the rows generated at once, with each prompt stored
+    once per group; one layer's again while ended rows leave the batch; one step's logits and their probabilities."""
     token = 2 * size.layers * size.key_value * kv_bytes
     whole = token * (shape.rows * shape.new_tokens + shape.groups * shape.prompt)
     at_once = min(whole, max(kv_budget, token * (shape.prompt + shape.new_tokens)))
@@ -219,13 +223,14 @@ def bytes_to_generate(size: ModelSize, shape: RoundShape, *, kv_bytes: int = 4, 
 
 
 COMPILED = 50 << 20
-"""Of products that oneDNN compiled for the shapes of an update, and TorchScript's; fitted (docs/benchmarks/memory.md)."""
+"""Bytes of the products that oneDNN compiles for an update's shapes, and of TorchScript; fitted
+(docs/benchmarks/memory.md)."""
 
 
 def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int = 1) -> int:
-    """Activations of one micro-batch a worker, filled up as it is computed, its logits, and its own copy of the gradient.
+    """Per worker: the activations of one micro-batch, padded as it is computed, its logits, and a copy of the gradient.
 
-    A layer keeps about ten hidden-sized and four intermediate-sized rows a token for the backward pass, two of these
+    Per token a layer keeps about ten hidden-sized and four intermediate-sized rows for the backward pass, two of these
     with an adapter. Micro-batches are about equal (update.plan_micro_batches).
     """
     everything = shape.groups * shape.prompt + shape.rows * shape.new_tokens
@@ -246,15 +251,16 @@ def bytes_to_update(size: ModelSize, shape: RoundShape, *, compute_bytes: int, w
 
 
 def bytes_of_scores(size: ModelSize, shape: RoundShape, parts: Sequence[int]) -> int:
-    """Attention of all layers, kept in float32 for the backward pass where a group's is small enough for that; a small model's
-    own kernels in float32 make it anew, and in bfloat16 copies on the way leave as much free between it (its engine keeps what it
-    freed). parts: completions of each group."""
+    """Attention scores of all layers, kept in float32 for the backward pass where a group's are small enough. A small
+    model's own kernels recompute them in float32; in bfloat16, temporary copies leave as many holes between them (its
+    engine keeps freed memory). parts: completions of each group."""
     in_full = [rows for rows in parts if _has_full_scores(size, shape, rows)]
     return 4 * size.layers * size.heads * sum(in_full) * shape.new_tokens * (shape.prompt + shape.new_tokens)
 
 
 def elements_of_masks(size: ModelSize, shape: RoundShape, parts: Sequence[int]) -> int:
-    """Of what tells the fused kernel, which takes the other groups, which tokens a token sees: one mask for all layers."""
+    """Elements of the mask that tells the fused kernel, used for the other groups, which tokens a token sees; one mask
+    serves all layers."""
     fused = [rows for rows in parts if not _has_full_scores(size, shape, rows)]
     return sum(fused) * shape.new_tokens * (shape.prompt + shape.new_tokens)
 
@@ -273,10 +279,10 @@ def bytes_of_round(
     four_bit: bool = False,
     card: int = 0,
 ) -> int:
-    """Peak of a whole round: the program, the loaded model, and generation or the update, whichever needs more.
+    """Peak of a whole round: the program, the loaded model, and the larger of generation and the update.
 
-    fallback: transformers computes the model, with a cache and logits of its own. card: bytes of the GPU that has memory of its
-    own, where there is one; the same sum, measured on processors only.
+    fallback: transformers computes the model, with its own cache and logits. card: bytes of the GPU's own memory, if
+    there is one; the same sum, which was measured on processors only.
     """
     small = size.parameters < SHARDED_BELOW and not fallback
     program = SMALL_PROGRAM if small else PROGRAM
@@ -295,14 +301,14 @@ def bytes_of_round(
     laid_out = compute_bytes * size.multiplied if is_packed else 0
     held = {"kv_bytes": compute_bytes, "kv_budget": kv_budget_of(card)} if card else {}
     generated = laid_out + bytes_to_generate(size, shape, **held)
-    # A small model's engine keeps what it freed, for speed (allocator.keep_freed).
+    # A small model's engine keeps freed memory for speed (hardware.keep_freed).
     return loaded + (generated + update if small else max(generated, update))
 
 
 def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, compute_bytes: int) -> int:
-    """Linear attention's states in float32, and a cache in the compute type, of the rows that are generated at once, each with
-    its own copy of its prompt, a layer's twice while a step appends to it, and a step's logits. So many go at once as KV_BUDGET
-    holds with a prompt counted once a group (generation._shard)."""
+    """Linear attention's states in float32 and a cache in the compute type for the rows generated at once, each with
+    its own copy of its prompt; one layer's twice while a step appends to it; one step's logits. KV_BUDGET sets how
+    many rows run at once, counting a prompt once per group (generation._shard)."""
     token = 2 * size.layers * size.key_value * compute_bytes
     row = token * shape.new_tokens + token * shape.prompt // shape.group_size
     rows = min(shape.rows, max(1, KV_BUDGET // row))
@@ -313,7 +319,8 @@ def bytes_to_generate_by_transformers(size: ModelSize, shape: RoundShape, comput
 def bytes_to_update_by_transformers(
     size: ModelSize, shape: RoundShape, *, compute_bytes: int, workers: int, kernels: bool
 ) -> int:
-    """Activations of a micro-batch, its prompts' states with their gradients, and a chunk of its logits; one worker."""
+    """Activations of one micro-batch, the states of its prompts with their gradients, and a chunk of its logits; one
+    worker."""
     length = shape.prompt + shape.new_tokens
     budget, everything = fallback_micro_batch(size, compute_bytes, kernels=kernels), shape.rows * length
     tokens = max(length, min(budget, 11 * everything // (10 * -(-everything // budget))))
@@ -324,8 +331,9 @@ def bytes_to_update_by_transformers(
 
 
 def bytes_of_token_by_transformers(size: ModelSize, compute_bytes: int, *, kernels: bool) -> int:
-    """What its layers keep of a token for the backward pass. Each expert gets a copy of it and gives one back. Where layers have
-    a state they keep what goes in, and one at a time the rest, which is less by compiled kernels."""
+    """Bytes that the layers keep per token for the backward pass. Each expert gets its own copy of the token and
+    returns one. Layers with a state keep their input, and the rest for one layer at a time, which is less with
+    compiled kernels."""
     wide = (4 if size.trainable >= size.parameters else 3) * size.intermediate
     inner = size.experts * (2 * size.hidden + wide) if size.experts else wide
     layer = compute_bytes * (16 * size.hidden + inner)
@@ -336,7 +344,7 @@ def bytes_of_token_by_transformers(size: ModelSize, compute_bytes: int, *, kerne
 
 
 def fallback_micro_batch(size: ModelSize, compute_bytes: int, *, kernels: bool) -> int:
-    """Tokens of a micro-batch of a model that transformers computes."""
+    """Tokens of a micro-batch when transformers computes the model."""
     saved = bytes_of_token_by_transformers(size, compute_bytes, kernels=kernels)
     return min(FALLBACK_MICRO_BATCH, FALLBACK_ACTIVATIONS // saved)
 
@@ -344,8 +352,8 @@ def fallback_micro_batch(size: ModelSize, compute_bytes: int, *, kernels: bool) 
 def smaller_round(
     needed: Callable[[RoundShape], int], shape: RoundShape, available: int, *, shorten: bool = True
 ) -> RoundShape | None:
-    """The largest halved round that fits: fewer groups down to 4, smaller groups down to 4, and, to shorten, completions down
-    to 32, and then fewer groups again. None when not even that fits."""
+    """The largest round that fits after halving: groups down to 4, then group size down to 4, then, if it may shorten,
+    completions down to 32, and then groups again. None if not even that fits."""
     while needed(shape) > SPARE * available:
         if shape.groups > 4:
             shape = replace(shape, groups=max(4, shape.groups // 2))
@@ -363,7 +371,7 @@ def smaller_round(
 
 
 def require_memory(needed: int, suggestion: str, available: int | None = None) -> None:
-    """Raise OutOfMemory unless that many bytes are free, with a tenth to spare."""
+    """Raise OutOfMemory unless `needed` bytes are free with a tenth to spare."""
     free = hardware.available_memory() if available is None else available
     if needed > SPARE * free:
         raise OutOfMemory(needed, free, suggestion)

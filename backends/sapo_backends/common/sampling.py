@@ -1,4 +1,4 @@
-"""What every generator shares: how many rows go at once, random numbers that belong to a row, and a sampler in NumPy."""
+"""What every generator shares: how many rows run at once, per-row random numbers, and a NumPy sampler."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from sapo_backends.base import Completion, RowSeed, Sampling
 from sapo_backends.common.round_memory import KV_BUDGET
 from sapo_backends.errors import BackendError
 
-# What every generator shares: how many rows go at once, random numbers that belong to a completion, and
-# what has been sampled so far, by row.
-
 
 def row_uniforms(seeds: Sequence[RowSeed], steps: int) -> NDArray[np.float64]:
-    """One uniform in [0, 1) a row and step (rows, steps): the numbers of each row's own stream that follow its used ones."""
-    found = np.empty((len(seeds), steps))
-    for row, seed in zip(found, seeds, strict=True):
+    """Uniforms in [0, 1) (rows, steps): for each row, the numbers of its stream that follow those already used."""
+    uniforms = np.empty((len(seeds), steps))
+    for row, seed in zip(uniforms, seeds, strict=True):
         bits = np.random.PCG64(seed.seed)
         np.random.Generator(bits.advance(seed.used)).random(out=row)
-    return found
+    return uniforms
 
 
 def rows_at_once(row_bytes: int, budget: int = KV_BUDGET) -> int:
-    """Rows to generate at once when each may need so many bytes of keys and values; at least one."""
+    """How many rows to generate at once when each may need row_bytes of keys and values; at least one."""
     return max(1, budget // max(1, row_bytes))
 
 
 class GeneratedRows:
-    """Rows end at an end-of-sequence token, which they keep; what comes after it is ignored."""
+    """Collects sampled tokens by row. A row ends with its end-of-sequence token, which is kept; later tokens are
+    ignored."""
 
     def __init__(self, rows: int, eos_ids: Sequence[int]) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
@@ -40,7 +38,7 @@ class GeneratedRows:
         self._eos = frozenset(eos_ids)
 
     def append(self, rows: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """One token for each of the given rows. Raises BackendError where a log-probability is no number."""
+        """Append one token to each of the given rows. Raises BackendError if a log-probability is not finite."""
         if any(map(math.isnan, logprobs)):
             raise BackendError(
                 "The model computes no numbers: its weights are damaged, or its training diverged. Copy or download the model "
@@ -63,7 +61,7 @@ class GeneratedRows:
         return sum(map(len, self.tokens))
 
     def completions(self) -> list[Completion]:
-        """What was sampled, row by row."""
+        """The completions so far, row by row."""
         return [
             Completion(tuple(t), tuple(p), "stop" if done else "length")
             for t, p, done in zip(self.tokens, self.logprobs, self.done, strict=True)
@@ -75,8 +73,8 @@ class GeneratedRows:
         return [done[i * group_size : (i + 1) * group_size] for i in range(prompts)]
 
 
-# Samples the next token from NumPy logits: an inverse-CDF sampler that reads the large (rows, V) array as few
-# times as it can. Block sums first, then one block a row in float64, as exact as a float64 cumulative sum over
+# A sampler of the next token from NumPy logits by the inverse CDF. It reads the large (rows, V) array as few times as
+# possible: block sums first, then one block per row in float64, which is as exact as a float64 cumulative sum over
 # everything.
 
 Float32 = NDArray[np.float32]
@@ -84,12 +82,12 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 BLOCK = 256
 CANDIDATES = 512
-"""Largest weights looked at first for top_p."""
+"""How many of the largest weights are tried first for top_p."""
 
 
 def draw_uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Float64:
-    """One uniform a row and step (rows, steps), all at once: what a row gets does not depend on which other rows
-    are still alive."""
+    """One uniform per row and step (rows, steps), all sampled at once: a row's numbers do not depend on which other
+    rows are still running."""
     if not isinstance(seed, int):
         return row_uniforms(seed, steps)
     return np.random.default_rng(seed).random((rows, steps))
@@ -140,7 +138,7 @@ def inverse_cdf(blocks: Float32, uniform: Float64) -> Int64:
     block = (edges <= target[:, None]).sum(axis=1)
     before = np.where(block > 0, edges[rows, np.maximum(block - 1, 0)], 0.0)
     within = blocks[rows, block].cumsum(axis=1, dtype=np.float64)  # (rows, BLOCK)
-    # Rounding may leave the target a hair beyond the block's own sum: the last token of any weight is meant then.
+    # Rounding may leave the target slightly beyond the block's own sum: then the last token with a weight is chosen.
     left = np.minimum(target - before, np.nextafter(within[:, -1], 0.0))
     index: Int64 = block * BLOCK + (within <= left[:, None]).sum(axis=1)
     return index

@@ -1,6 +1,5 @@
-"""What every trainer shares: minibatches, their cut into micro-batches in which completions share their prompt, the order of
-an update's steps and its statistics.
-"""
+"""What every trainer shares: minibatches, micro-batches whose completions share their prompt, the order of an update's
+steps, and its statistics."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ Mask = tuple[bool, ...] | None
 def plan_micro_batches(
     pairs: Sequence[Pair], budget: int, workers: int = 1, step: int = 1, *, flat: bool = False
 ) -> list[list[int]]:
-    """Indices of non-empty completions in micro-batches of at most `budget` tokens with padding, at least one sequence
-    each.
+    """Indices of non-empty completions, grouped into micro-batches of at most `budget` tokens including padding and of
+    at least one sequence.
 
     Sequences of one prompt stay together and lengths are sorted, so that little padding is computed. The budget
-    shrinks so that micro-batches are about equal and their number about a multiple of the workers. step: lengths are
-    padded to multiples of it. flat: nothing is padded, because sequences lie behind one another.
+    shrinks so that micro-batches are about equal and their number is about a multiple of the workers. step: lengths are
+    padded to multiples of it. flat: no padding, because sequences are concatenated.
     """
     texts = [completion for _, completion in pairs] + list({prompt for prompt, _ in pairs})
     total = sum(_rounded(len(text), step) for text in texts)
@@ -57,7 +56,7 @@ def plan_micro_batches(
 
 
 def padded_tokens(pairs: Sequence[Pair], members: Sequence[int], step: int = 1) -> int:
-    """Tokens of a micro-batch with its padding."""
+    """Tokens of a micro-batch including its padding."""
     prompts = {pairs[i][0] for i in members}
     widest = max(map(len, prompts)), max(len(pairs[i][1]) for i in members)
     prompt, completion = (_rounded(width, step) for width in widest)
@@ -65,12 +64,12 @@ def padded_tokens(pairs: Sequence[Pair], members: Sequence[int], step: int = 1) 
 
 
 def flat_tokens(pairs: Sequence[Pair], members: Sequence[int]) -> int:
-    """Tokens of a micro-batch: each prompt once, and completions without each last token, which predicts nothing."""
+    """Tokens of a micro-batch: each prompt once, and each completion without its last token, which predicts nothing."""
     return sum(len(prompt) for prompt in {pairs[i][0] for i in members}) + sum(len(pairs[i][1]) - 1 for i in members)
 
 
 def _rounded(length: int, step: int) -> int:
-    """The next multiple of step, at least one."""
+    """The next multiple of step, at least one step."""
     return max(1, math.ceil(length / step)) * step
 
 
@@ -78,10 +77,10 @@ LogprobFn = Callable[[Sequence[TokenSequence], float], list[list[float]]]
 
 
 def with_old_logprobs(batch: Sequence[TrainSample], policy: PolicyUpdate, logprob_fn: LogprobFn) -> list[TrainSample]:
-    """The batch with old_logprobs filled in where they will be needed.
+    """The batch with old_logprobs filled in where they are needed.
 
-    With one optimizer step the ratio is 1 and nothing is computed; with more, the policy before the first step is
-    scored once.
+    With a single optimizer step the ratio is 1 and nothing is computed; with more, one scoring pass runs under the
+    policy before the first step.
     """
     missing = [i for i, s in enumerate(batch) if s.old_logprobs is None and s.advantage != 0.0]
     filled = list(batch)
@@ -120,7 +119,8 @@ Report = Callable[[float], None]
 
 @dataclass(slots=True)
 class UpdateTally:
-    """Sums over micro-batches, in Python so that nothing of a micro-batch outlives it. By source: [local, external]."""
+    """Sums over micro-batches, as Python numbers so that no tensor of a micro-batch stays alive. By source: [local,
+    external]."""
 
     loss: float = 0.0
     entropy: float = 0.0
@@ -139,8 +139,7 @@ class UpdateTally:
         clipped: int,
         ratio_max: float,
     ) -> None:
-        """Count one micro-batch. logprobs: the sum over each sample's tokens; entropy, clipped: sums over all
-        tokens."""
+        """Add one micro-batch. logprobs: the sum over each sample's tokens; entropy, clipped: sums over all tokens."""
         self.loss += loss
         self.entropy += entropy
         self.clipped += clipped
@@ -161,7 +160,7 @@ class UpdateTally:
 
 
 def has_gradient(sample: TrainSample) -> bool:
-    """Whether a sample has a gradient."""
+    """Whether the sample contributes a gradient: it has an advantage and tokens that carry loss."""
     return sample.advantage != 0.0 and sample.learned > 0
 
 
@@ -175,10 +174,10 @@ def run_update(
     cancel: CancelToken | None = None,
     on_progress: Report | None = None,
 ) -> UpdateStats:
-    """One gradient and one optimizer step a minibatch; see Engine.update.
+    """One gradient and one optimizer step per minibatch; see Engine.update.
 
-    gradient: of a minibatch, counted in the tally; it reports after every micro-batch, which raises Cancelled until the first
-    step is done. step: applies it, gives its norm before clipping.
+    gradient: computes a minibatch's gradient, adds to the tally and reports after every micro-batch; until the first
+    step is done, that report may raise Cancelled. step: applies the gradient and returns its norm before clipping.
     """
     if cancel is not None:
         cancel.raise_if_cancelled()

@@ -16,7 +16,7 @@ FIX = f"{install_command(*LLAMA)} (compiles for some minutes and needs a C++ com
 
 
 class LlamaCppBackend(Backend):
-    """Generates from Hugging Face folders, which it writes as GGUF into a cache folder first."""
+    """Generates from Hugging Face folders, which it first writes as GGUF into a cache folder."""
 
     NAME: ClassVar[str] = "llamacpp"
     CAN_TRAIN: ClassVar[bool] = False
@@ -24,7 +24,7 @@ class LlamaCppBackend(Backend):
     PRECISIONS: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16", "q8_0", "q4_0")
 
     def __init__(self, cache: Path | None = None) -> None:
-        """cache: where GGUF files are kept; by default the app's cache folder."""
+        """cache: the folder for GGUF files; by default in the app's cache folder."""
         self._cache = cache
 
     @classmethod

@@ -20,7 +20,7 @@ from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, draw_u
 from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt
 from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, GgufAdapter, GgufModel, LlamaContext
 
-# Generating and scoring completions over one llama.cpp context: each prompt is computed once for all its
+# Generating and scoring completions in one llama.cpp context: each prompt is computed once for all its
 # completions.
 
 Float32 = NDArray[np.float32]
@@ -29,7 +29,7 @@ LOGIT_ELEMENTS = 1 << 24
 
 
 def prefill_prompt(context: LlamaContext, sequence: int, prompt: TokenIds) -> Float32:
-    """Compute a prompt into an empty sequence; logits (V,) of the token after it."""
+    """Compute a prompt in an empty sequence; returns the logits (V,) of the token after it."""
     logits: Float32 = np.empty((0, 0), np.float32)
     for begin in range(0, len(prompt), context.batch):
         part = prompt[begin : begin + context.batch]
@@ -67,7 +67,7 @@ def generate_completions(
 def _start(
     context: LlamaContext, owners: Sequence[tuple[int, ...]], wave: Sequence[int], cancel: CancelToken | None
 ) -> Float32:
-    """Prefill each prompt of the wave once; first logits (rows, V). Row wave[i] lives in sequence i."""
+    """Prefill each prompt of the wave once; returns the first logits (rows, V). Row wave[i] is sequence i."""
     first: dict[tuple[int, ...], tuple[int, Float32]] = {}
     logits = []
     for sequence, row in enumerate(wave):
@@ -92,7 +92,7 @@ def _wave(
     cancel: CancelToken | None,
     on_tokens: Callable[[int, int], None] | None,
 ) -> None:
-    """Generate the rows of one wave to their end; finished ones are dropped."""
+    """Generate the rows of one wave until they end; finished ones are dropped."""
     alive = list(enumerate(wave)) if sampling.max_new_tokens else []
     logits = _start(context, owners, wave, cancel) if alive else np.empty((0, 0), np.float32)
     for step in range(sampling.max_new_tokens):
@@ -120,7 +120,7 @@ def _wave(
 def completion_logprobs(
     context: LlamaContext, sequences: Sequence[TokenSequence], temperature: float, vocabulary: int
 ) -> list[list[float]]:
-    """Log-probability of every completion token; sequences of one prompt share its computation."""
+    """Log-probability of every completion token; sequences with the same prompt share its computation."""
     result: list[list[float]] = [[] for _ in sequences]
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):
@@ -153,19 +153,19 @@ def _chunks(completion: TokenIds, prompt: int, budget: int) -> Iterator[tuple[To
 
 # The adapter that a trainer changes every round, swapped in without loading the model again.
 #
-# Order matters (llama.cpp 0.3.36): an adapter with the same targets exists before the context; then each time: load the
-# new one, set it, free the old one (a freed address that is reused would look unchanged), clear the cache, which does
-# not notice that the adapter changed.
+# Order matters (llama.cpp 0.3.36): an adapter with the same targets must exist before the context. Then, for each swap:
+# load the new one, set it, free the old one (a freed address that is reused would look unchanged), and clear the
+# cache, which does not notice that the adapter changed.
 
 Tensors = dict[str, NDArray[np.float32]]
 PROBE = 3
-"""Tokens of the text whose logits must change with the adapter."""
+"""Number of tokens in the text whose logits must change with the adapter."""
 NOTICEABLE = 1e-3
-"""A change of an element of B that must show in some logit; smaller ones may drown in rounding."""
+"""A change this large in an element of B must show in some logit; smaller ones may be lost in rounding."""
 
 
 class LiveAdapter:
-    """The tensors in PEFT's names and the llama.cpp adapter made of them."""
+    """The adapter's tensors by PEFT name, and the llama.cpp adapter made from them."""
 
     def __init__(self, spec: DecoderSpec, model: GgufModel, rank: int, alpha: float) -> None:
         self._spec, self._model = spec, model
@@ -173,7 +173,7 @@ class LiveAdapter:
         self.alpha = alpha
         self._loaded = self._load(self.tensors, alpha)
         self._answer: NDArray[np.float32] = np.empty(0, np.float32)
-        self._answered: LlamaContext | None = None  # the context that gave the answer, after the last swap
+        self._answered: LlamaContext | None = None  # the context that passed the probe after the last swap
 
     def _load(self, tensors: Mapping[str, object], alpha: float) -> GgufAdapter:
         with tempfile.TemporaryDirectory(prefix="sapo-adapter-") as folder:
@@ -187,7 +187,7 @@ class LiveAdapter:
         context.clear()
 
     def swap(self, context: LlamaContext, tensors: Mapping[str, object], alpha: float) -> None:
-        """Replace the adapter. Raises BackendError when it does not fit or does not take effect."""
+        """Replace the adapter. Raises BackendError if it does not fit or has no effect."""
         fresh: Tensors = {name: np.array(value, dtype=np.float32) for name, value in tensors.items()}
         self._check(fresh)
         before = self._answer if self._answered is context else self._probe(context)
@@ -202,7 +202,7 @@ class LiveAdapter:
             raise BackendError("llama.cpp took the new adapter but computes as before. Load the model again.")
 
     def _check(self, fresh: Tensors) -> None:
-        """All targets of the model, no others; the rank may differ."""
+        """Requires all targets of the model and no others; the rank may differ."""
         if fresh.keys() != self.tensors.keys():
             odd = sorted(fresh.keys() ^ self.tensors.keys())[0]
             raise BackendError(f"The adapter does not fit this model: {odd} is missing or unknown.")
@@ -212,7 +212,7 @@ class LiveAdapter:
                 raise BackendError(f"The adapter does not fit this model: {name} has shape {tensor.shape}.")
 
     def _change(self, fresh: Tensors) -> float:
-        """Largest change of an element of any B; 0 while A is 0, because the product then stays 0."""
+        """Largest change of an element of any B; 0 while A is 0, because then the product stays 0."""
         changes = [0.0]
         for name, tensor in fresh.items():
             if ".lora_B." in name and fresh[name.replace(".lora_B.", ".lora_A.")].any():
@@ -222,7 +222,7 @@ class LiveAdapter:
         return max(changes)
 
     def _probe(self, context: LlamaContext) -> NDArray[np.float32]:
-        """Logits (V,) after a fixed text, computed in an empty cache."""
+        """Logits (V,) after a fixed text, computed with an empty cache."""
         context.clear()
         tokens = [i % self._model.vocabulary for i in range(3, 3 + PROBE)]
         logits = prefill_prompt(context, 0, tokens)
@@ -241,11 +241,11 @@ WIDTH = 64
 BATCH = 512
 """Tokens of a prompt computed at once."""
 CELL_STEP = 256
-"""The cache is sized in steps, so that slightly longer work does not allocate it again."""
+"""The cache grows in steps of this size, so that slightly longer work does not reallocate it."""
 
 
 class LlamaCppEngine(Engine):
-    """The context is made when the first work shows how large it must be, and again when work outgrows it."""
+    """The context is made when the first call shows how large it must be, and again when a call needs more."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class LlamaCppEngine(Engine):
         self._context: LlamaContext | None = None
 
     def _room(self, cells: int, sequences: int) -> LlamaContext:
-        """A context of at least that size; llama.cpp uses the adapter in it."""
+        """A context of at least that size; llama.cpp applies the adapter in it."""
         held = self._context
         if held is not None and held.cells >= cells and held.sequences >= sequences:
             return held
@@ -291,7 +291,7 @@ class LlamaCppEngine(Engine):
             return [[] for _ in prompts]
         room = rows_at_once(self._model.cache_bytes(longest + sampling.max_new_tokens, self._kv))
         rows = min(len(prompts) * group_size, WIDTH, LARGEST_SEQUENCES, room)
-        shared = -(-rows // group_size) + 1  # prompts that one wave may touch
+        shared = -(-rows // group_size) + 1  # prompts that one wave may include
         context = self._room(shared * longest + rows * sampling.max_new_tokens, rows)
         return generate_completions(
             context, rows, prompts, group_size, sampling, seed, self.tokenizer.eos_ids, cancel, on_tokens
@@ -321,7 +321,7 @@ class LlamaCppEngine(Engine):
         return {"engine": "llamacpp", "model": self.info.model, "method": self.info.method}
 
     def save(self, folder: Path, optimizer: bool = True) -> None:
-        """adapter.safetensors when there is one, state.json. There is no optimizer here."""
+        """Writes adapter.safetensors if there is an adapter, and state.json. This engine has no optimizer."""
         del optimizer
         alpha = 0.0
         if self._live is not None:
@@ -341,7 +341,7 @@ class LlamaCppEngine(Engine):
             raise CheckpointCorrupt(f"The checkpoint in {folder} does not restore: {error}") from error
 
     def close(self) -> None:
-        """Context first, then adapter, then weights: each points into the next."""
+        """Closes the context first, then the adapter, then the weights: each points into the next."""
         if self._context is not None:
             self._context.close()
             self._context = None

@@ -22,12 +22,12 @@ from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.llamacpp_backend.engine import LiveAdapter, LlamaCppEngine
 from sapo_backends.llamacpp_backend.native import F16, F32, GgufModel
 
-# One decode in a child process before llama.cpp is used in ours: where a kernel crashes, only the child dies.
+# One decode in a child process before llama.cpp is used in this process: if a kernel crashes, only the child dies.
 #
 # Known case: quantised weights with repacked buffers on processors with AMX (llama-cpp-python 0.3.36, gcc 12).
 
 SECONDS = 120
-"""After this the probe counts as hung."""
+"""Seconds after which the probe counts as hung."""
 TOKENS, ROWS = 48, 3
 
 
@@ -47,7 +47,7 @@ def decode_once(path: str, threads: int) -> None:
 
 
 def _run(path: Path, threads: int) -> int | None:
-    """Exit code of decode_once in a child, None when it hangs."""
+    """Exit code of decode_once in a child process, None if it hangs."""
     call = f"from {__name__} import decode_once; import sys; decode_once(sys.argv[1], int(sys.argv[2]))"
     try:
         done = subprocess.run(
@@ -64,10 +64,11 @@ def _run(path: Path, threads: int) -> int | None:
 
 
 def require_working(path: Path, kind: str, architecture: str, threads: int, cache: Path) -> None:
-    """Raise BackendUnavailable unless a decode survives; a success is remembered in `cache` for this machine and processor."""
+    """Raise BackendUnavailable unless a decode succeeds; a success is remembered in `cache` for this machine and
+    processor."""
     state = f"{version('llama-cpp-python')} {kind} {architecture} {hardware.processor_name()} {platform.node()}"
     marker = cache / f"probed-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
-    if marker.is_file() or getattr(sys, "frozen", False):  # a bundle's executable is the app and runs no code of ours
+    if marker.is_file() or getattr(sys, "frozen", False):  # a bundle's executable is the app and cannot run our code
         return
     code = _run(path, threads)
     if code != 0:
@@ -83,11 +84,11 @@ def require_working(path: Path, kind: str, architecture: str, threads: int, cach
 
 KINDS: dict[str, Kind] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 QUANTISE_ABOVE = 200_000_000
-"""precision "auto": bytes of the weight files above which 8 bits are read faster than 16."""
+"""precision "auto": bytes of the weight files above which 8-bit weights are read faster than 16-bit ones."""
 
 
 def default_cache() -> Path:
-    """Where GGUF files are kept."""
+    """The default folder for GGUF files."""
     return cache_folder() / "gguf"
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp's C interface with Python's ownership: a model, a context, a batch, adapters. Nothing is printed."""
+"""llama.cpp's C interface with Python ownership: a model, a context, a batch, adapters. Nothing is printed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _complaints: list[str] = []
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
 def _keep_errors(level: int, text: bytes, _data: object) -> None:
-    """llama.cpp writes to stderr by default, which belongs to the dashboard's terminal driver."""
+    """Collects errors: by default llama.cpp writes to stderr, which belongs to the dashboard's terminal driver."""
     if level == _ERROR:
         _complaints.append(text.decode("utf-8", "replace").strip())
         del _complaints[:-5]
 
 
 def initialise_llamacpp() -> None:
-    """Quiet the library and initialise it; harmless to repeat."""
+    """Silence the library and initialise it; repeated calls are harmless."""
     with _lock:
         llama.llama_log_set(_keep_errors, ctypes.c_void_p(0))
         llama.llama_backend_init()
@@ -53,7 +53,7 @@ def take_last_errors() -> str:
 
 
 def quantise_gguf(source: Path, target: Path, file_type: int) -> None:
-    """Write a GGUF file of 16 or 32 bits with the types of a llama_ftype, such as 15 for Q4_K_M. Raises BackendError."""
+    """Write a 16- or 32-bit GGUF file with the types of a llama_ftype, such as 15 for Q4_K_M. Raises BackendError."""
     initialise_llamacpp()
     params = llama.llama_model_quantize_default_params()
     params.ftype = file_type
@@ -84,26 +84,26 @@ class GgufModel:
         )
 
     def _head(self) -> int:
-        """Values in a key of one head: what the file says, else hidden / heads."""
-        said = self._told(f"{self._told('general.architecture')}.attention.key_length")
+        """Values per key of one head: as the file says, else hidden / heads."""
+        key_length = self._told(f"{self._told('general.architecture')}.attention.key_length")
         return (
-            int(said)
-            if said.isdigit()
+            int(key_length)
+            if key_length.isdigit()
             else llama.llama_model_n_embd(self.pointer) // llama.llama_model_n_head(self.pointer)
         )
 
     def _told(self, key: str) -> str:
-        """A value of the file's metadata; "" where there is none."""
+        """A value of the file's metadata; "" if there is none."""
         text = ctypes.create_string_buffer(256)
         length = llama.llama_model_meta_val_str(self.pointer, key.encode(), text, len(text))
         return text.value.decode(errors="replace") if length >= 0 else ""
 
     def cache_bytes(self, cells: int, cache_type: int) -> int:
-        """Keys and values of that many tokens."""
+        """Bytes of keys and values of that many tokens."""
         return int(self._cell) * cells * (4 if cache_type == F32 else 2)
 
     def close(self) -> None:
-        """Free it; does nothing the second time."""
+        """Free it; a second call does nothing."""
         if self.pointer:
             llama.llama_model_free(self.pointer)
             self.pointer = None
@@ -119,7 +119,7 @@ class GgufAdapter:
             raise BackendError(f"llama.cpp refuses the adapter: {take_last_errors()}.")
 
     def close(self) -> None:
-        """Free it; does nothing the second time."""
+        """Free it; a second call does nothing."""
         if self.pointer:
             llama.llama_adapter_lora_free(self.pointer)
             self.pointer = None
@@ -138,8 +138,10 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = cache_type
         if cache_type == F32:
-            params.flash_attn_type = 0  # on processors it mixes in half precision: log-probs were off by 5e-3, now 7e-6
-        params.kv_unified = True  # one cache for all sequences, so that a shared prompt lies in it once
+            params.flash_attn_type = (
+                0  # on processors it computes partly in half precision: log-probs were off by 5e-3, now 7e-6
+            )
+        params.kv_unified = True  # one cache for all sequences, so that it holds a shared prompt once
         params.no_perf = True
         self.cells, self.sequences, self.batch = cells, sequences, batch
         self.pointer: Any = llama.llama_init_from_model(model.pointer, params)
@@ -154,9 +156,9 @@ class LlamaContext:
     def decode(
         self, tokens: Sequence[int], positions: Sequence[int], owners: Sequence[int], wanted: Sequence[bool]
     ) -> NDArray[np.float32]:
-        """Append tokens to sequences `owners`; logits (number wanted, V) in the order of the tokens.
+        """Append tokens to sequences `owners`; returns logits (number wanted, V) in the order of the tokens.
 
-        The array is llama.cpp's own memory: it is valid until the next call. Raises OutOfMemory, BackendError.
+        The array is llama.cpp's own memory, valid until the next call. Raises OutOfMemory, BackendError.
         """
         batch = self._batch
         batch.n_tokens = len(tokens)
@@ -174,7 +176,7 @@ class LlamaContext:
         rows = sum(wanted)
         if not rows:
             return np.empty((0, self._vocabulary), np.float32)
-        # All wanted rows lie one after another in batch order; row i is what llama_get_logits_ith gives for the
+        # All wanted rows are consecutive in batch order; row i is what llama_get_logits_ith gives for the
         # i-th wanted token. Taking "the last logits" for every sequence would sample them all from one row.
         return np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), (rows, self._vocabulary))
 
@@ -183,21 +185,21 @@ class LlamaContext:
         llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def drop(self, sequence: int) -> None:
-        """Forget a sequence's tokens; those that others share stay."""
+        """Drop a sequence's tokens; those that others share stay."""
         llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
     def clear(self) -> None:
-        """Forget all tokens."""
+        """Drop all tokens."""
         llama.llama_memory_clear(self._memory, False)
 
     def use(self, adapter: GgufAdapter) -> None:
-        """Compute with this adapter from now on. The cache is not flushed by it: call clear()."""
+        """Compute with this adapter from now on. This does not clear the cache: call clear()."""
         pointers, scales = (llama.llama_adapter_lora_p_ctypes * 1)(adapter.pointer), (ctypes.c_float * 1)(1.0)
         if llama.llama_set_adapters_lora(self.pointer, pointers, 1, scales) != 0:
             raise BackendError(f"llama.cpp did not take the adapter: {take_last_errors()}.")
 
     def close(self) -> None:
-        """Free it; does nothing the second time."""
+        """Free it; a second call does nothing."""
         if self.pointer:
             llama.llama_batch_free(self._batch)
             llama.llama_free(self.pointer)

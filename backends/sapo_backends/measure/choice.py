@@ -1,6 +1,6 @@
-"""Which engine, precision and number of threads a machine should use for a model, from what was measured there.
+"""Which engine, precision and number of threads to use for a model, chosen from measurements on this machine.
 
-Pure: sapo_backends.measure.probe measures, the app keeps the figures. Belief is a bad guide: with a matrix unit torch
+Pure: sapo_backends.measure.probe measures, the app stores the figures. Guessing does not work: with a matrix unit torch
 samples 64 rows three times as fast as llama.cpp and one row half as fast; without one the order is reversed.
 """
 
@@ -15,10 +15,11 @@ from sapo_backends.common.hardware import is_four_bit
 
 AUTO = "auto"
 PAIR_GAIN = 1.2
-"""A second engine that generates costs memory, a hand-over and a train-inference mismatch: it must make a whole round
-so many times faster."""
+"""A second engine for generation costs memory, weight transfers and a train-inference mismatch, so it must make the
+whole round this many times faster."""
 TIE = 1.05
-"""Nearer than this counts as equal; then fewer threads and float32 win, which leave the person more and round less."""
+"""Rates within this factor count as equal; then fewer threads win (more is left for the person), then float32 (it
+rounds less)."""
 TORCH = ("float32", "bfloat16")
 """torch's precisions."""
 NEAR = 1.3
@@ -29,7 +30,8 @@ WIDTHS = (1, 8, 64)
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """What could be used. engine: a registered trainer or a pair. threads 0: the engine does not compute on cores."""
+    """A configuration that could be used. engine: a registered trainer or a pair. threads 0: the engine does not
+    compute on CPU cores."""
 
     engine: str
     precision: str = AUTO
@@ -42,12 +44,12 @@ class EngineCandidate:
 
 @dataclass(frozen=True, slots=True)
 class EngineMeasurement:
-    """What one candidate did. Rates are tokens/s.
+    """What one candidate achieved. Rates are tokens/s.
 
-    generation: at each width, after the prompt. first: seconds until the first token of the widest batch. update:
-    completion tokens trained on; 0: it does not train. hand_over: seconds a round to give a pair's generator the new
-    weights. memory: the process's peak, in bytes. failure: why there are no figures. computed_by: as the
-    engine says it, "" when it does not.
+    generation: by width, after the prompt. first: seconds until the first token of the widest batch. update: completion
+    tokens trained on; 0: it does not train. hand_over: seconds per round to pass new weights to a pair's generator.
+    memory: the process's peak, in bytes. failure: why there are no figures. computed_by: as the engine reports it, ""
+    when it does not.
     """
 
     candidate: EngineCandidate
@@ -63,15 +65,17 @@ class EngineMeasurement:
 
 
 PROMPT = 64
-"""Tokens of a question where nobody counted them."""
+"""Tokens of a question when they were not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundWorkload:
-    """A round: rows completions of new_tokens each on average, all trained on, or none: a node that only generates.
+    """A round: `rows` completions of new_tokens each on average. All are trained on, or none if the node only
+    generates.
 
-    prompt: tokens of a question, read once for its group of group_size; shared: those that all questions begin with, read once.
-    most: tokens of the longest completion, 0: all are about as long.
+    prompt: tokens of a question, read once per group of group_size; shared: tokens that all questions begin with, read
+    once.
+    most: tokens of the longest completion; 0: all are about equally long.
     """
 
     rows: int = 64
@@ -84,7 +88,7 @@ class RoundWorkload:
 
     @property
     def groups(self) -> float:
-        """Questions."""
+        """Number of questions."""
         return self.rows / self.group_size
 
     @property
@@ -94,20 +98,20 @@ class RoundWorkload:
 
     @property
     def prompt_tokens(self) -> float:
-        """Read before the first token is written."""
+        """Prompt tokens read before the first token is written."""
         return self.shared + self.groups * (self.prompt - self.shared)
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePreference:
-    """What the person decided; "auto" and 0 leave it open."""
+    """The person's settings; "auto" and 0 leave a choice open."""
 
     engine: str = AUTO
     precision: str = AUTO
     threads: int = 0
 
     def allows(self, candidate: EngineCandidate) -> bool:
-        """Whether a candidate agrees with all that the person decided."""
+        """Whether a candidate agrees with all of the person's settings."""
         return (
             self.engine in (AUTO, candidate.engine)
             and self.precision in (AUTO, candidate.precision)
@@ -117,7 +121,7 @@ class EnginePreference:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The candidate to use, the seconds its round takes by the measurement, and why it is this one."""
+    """The candidate to use, the seconds that its round takes by the measurement, and the reason for choosing it."""
 
     candidate: EngineCandidate
     seconds: float
@@ -134,52 +138,55 @@ def list_candidates(
     bfloat16: bool = True,
     trains: bool = True,
 ) -> list[EngineCandidate]:
-    """What is worth measuring, trainers first. engines: those that work here. threads: at most so many.
+    """Candidates worth measuring, trainers first. engines: those that work here. threads: the upper limit.
 
-    apple: the machine has Metal, elsewhere mlx is only for tests. gpu: torch computes on a graphics processor. bfloat16:
-    the processor has instructions for it; without them torch takes 14 times as long. trains: otherwise llama.cpp will do
-    on its own. Pairs are left out: they are tried with the best trainer's settings, see `pairs`.
+    apple: the machine has Metal; elsewhere mlx is only for tests. gpu: torch computes on a graphics processor.
+    bfloat16: the processor has instructions for it; without them torch takes 14 times as long. trains: if False,
+    llama.cpp alone is a candidate too. Pairs are left out: they are tried with the best trainer's settings, see
+    `list_pair_candidates`.
     """
     trainer = wanted.engine.rpartition("+")[2]
     if trainer not in (AUTO, "torch", "mlx"):  # a plug-in, or llama.cpp alone: as the person set it
         return [EngineCandidate(wanted.engine, wanted.precision, wanted.threads)] if wanted.engine in engines else []
-    found: list[EngineCandidate] = []
+    candidates: list[EngineCandidate] = []
     if "mlx" in engines and (trainer == "mlx" or (apple and trainer == AUTO)):
-        found.append(EngineCandidate("mlx", wanted.precision))
+        candidates.append(EngineCandidate("mlx", wanted.precision))
     if "torch" in engines and trainer in (AUTO, "torch"):
         counts = [0] if gpu else [wanted.threads] if wanted.threads else _counts(threads)
-        is_torchs = wanted.precision in TORCH or is_four_bit(wanted.precision)  # another kind is for a pair's generator
+        # Any other precision is for a pair's generator.
+        is_torchs = wanted.precision in TORCH or is_four_bit(wanted.precision)
         kinds = (wanted.precision,) if is_torchs else TORCH if bfloat16 or gpu else TORCH[:1]
-        found += [EngineCandidate("torch", kind, count) for kind in kinds for count in counts]
+        candidates += [EngineCandidate("torch", kind, count) for kind in kinds for count in counts]
     if "llamacpp" in engines and trainer == AUTO and not trains:
         kind = AUTO if wanted.precision in TORCH else wanted.precision
-        found.append(EngineCandidate("llamacpp", kind, wanted.threads or threads))
-    return found
+        candidates.append(EngineCandidate("llamacpp", kind, wanted.threads or threads))
+    return candidates
 
 
 def _counts(threads: int) -> list[int]:
-    """1, 2, 4, ... and all."""
+    """1, 2, 4, ... and all threads."""
     return sorted({1 << i for i in range(threads.bit_length()) if 1 << i <= threads} | {threads})
 
 
 def list_pair_candidates(
     engines: Collection[str], measured: Sequence[EngineMeasurement], workload: RoundWorkload, wanted: EnginePreference
 ) -> list[EngineCandidate]:
-    """The pairs worth measuring, once their trainers are: each with the threads of its trainer's best candidate."""
-    found: list[EngineCandidate] = []
+    """The pairs worth measuring once their trainers have been: each with the thread count of its trainer's best
+    candidate."""
+    pairs: list[EngineCandidate] = []
     for name in engines if workload.trains else ():
         generator, plus, trainer = name.partition("+")
         alone = [m for m in measured if m.candidate.engine == trainer]
         best = _fastest(alone, workload)
         if plus and generator in engines and best is not None and wanted.engine in (AUTO, name):
-            found.append(EngineCandidate(name, wanted.precision, best.candidate.threads))
-    return found
+            pairs.append(EngineCandidate(name, wanted.precision, best.candidate.threads))
+    return pairs
 
 
 def find_finalists(measured: Sequence[EngineMeasurement], workload: RoundWorkload) -> list[EngineCandidate]:
-    """Those so near to the fastest that a moment's noise may have ordered them; empty when the fastest is alone.
+    """Candidates so close to the fastest that noise may have decided the order; empty if the fastest has no rival.
 
-    They deserve a second measurement, `merged` with the first.
+    They deserve a second measurement, combined with the first by `merge_measurements`.
     """
     timed = [(seconds, m) for m in measured if (seconds := round_seconds(m, workload)) is not None]
     near = [m.candidate for seconds, m in timed if seconds <= NEAR * min(s for s, _ in timed)]
@@ -187,7 +194,8 @@ def find_finalists(measured: Sequence[EngineMeasurement], workload: RoundWorkloa
 
 
 def merge_measurements(one: EngineMeasurement, two: EngineMeasurement) -> EngineMeasurement:
-    """The best of two measurements of a candidate: whatever else a machine does makes its figures only worse."""
+    """The better figure of each from two measurements of one candidate: other load on the machine only makes figures
+    worse."""
     if one.failure or two.failure:
         return two if one.failure else one
     return replace(
@@ -202,24 +210,27 @@ def merge_measurements(one: EngineMeasurement, two: EngineMeasurement) -> Engine
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """What was measured of a candidate that works, as rates of other rounds than the measured one."""
+    """A working candidate's measurements, used to estimate rounds of other shapes than the measured one."""
 
     measured: EngineMeasurement
 
     def generate(self, work: RoundWorkload) -> float:
-        """Seconds to read the prompts and write the answers; at the widest measured width that the rows fill."""
+        """Seconds to read the prompts and write the answers, at the rate of the widest measured width that the rows
+        fill."""
         rates = {width: rate for width, rate in self.measured.generation.items() if rate > 0}
         width = max((w for w in rates if w <= work.rows), default=min(rates))
         prompts = self.measured.first * work.rows / max(rates)
         return prompts + work.rows * work.new_tokens / rates[width]
 
     def update(self, context: float, answers: float) -> float:
-        """Seconds of an update on so many tokens of answers behind so many of prompts, which the measured one had few of."""
+        """Seconds of an update on `answers` completion tokens after `context` prompt tokens, of which the measured
+        update had few."""
         return (context + answers) / self.measured.update + self.measured.hand_over
 
 
 def round_seconds(measured: EngineMeasurement, workload: RoundWorkload) -> float | None:
-    """Seconds of a round, to compare candidates by; None for what failed, or does not train where the round does."""
+    """Seconds of a round, for comparing candidates; None if the measurement failed or the round trains and the
+    candidate does not."""
     widths = [w for w in measured.generation if measured.generation[w] > 0]
     if measured.failure or not widths or (workload.trains and measured.update <= 0):
         return None
@@ -229,12 +240,12 @@ def round_seconds(measured: EngineMeasurement, workload: RoundWorkload) -> float
 
 
 def format_seconds(seconds: float) -> str:
-    """With one decimal while that says something."""
+    """Seconds as text, with one decimal while it is significant."""
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
 def _fastest(measured: Sequence[EngineMeasurement], workload: RoundWorkload) -> EngineMeasurement | None:
-    """The fastest, or of those about as fast the one with the fewest threads, then float32."""
+    """The fastest; among those about as fast, the one with the fewest threads, then float32."""
     timed = [(seconds, m) for m in measured if (seconds := round_seconds(m, workload)) is not None]
     if not timed:
         return None
@@ -246,7 +257,7 @@ def _fastest(measured: Sequence[EngineMeasurement], workload: RoundWorkload) -> 
 def choose_engine(
     measured: Sequence[EngineMeasurement], workload: RoundWorkload, wanted: EnginePreference | None = None
 ) -> EngineChoice | None:
-    """The candidate to use among those that the person's own settings leave; None when nothing was measured for them.
+    """The best candidate that the person's own settings allow; None if none of those was measured.
 
     A pair is chosen only if it makes the whole round PAIR_GAIN times faster than the best single engine.
     """
@@ -274,15 +285,15 @@ def _choice(
 ) -> EngineChoice:
     mine = _seconds(best, workload)
     others = [(s, m) for m in measured if m is not best and (s := round_seconds(m, workload)) is not None]
-    said = f"a round of {workload.rows} completions takes about {format_seconds(mine)}"
+    round_text = f"a round of {workload.rows} completions takes about {format_seconds(mine)}"
     if not others:
-        return EngineChoice(best.candidate, mine, f"{said}, and nothing else was measured.{remark}")
+        return EngineChoice(best.candidate, mine, f"{round_text}, and nothing else was measured.{remark}")
     seconds, second = min(others, key=lambda pair: pair[0])
     if seconds > TIE * mine:
-        said += f", {seconds / mine:.1f} times as fast as the next, {second.candidate}."
+        round_text += f", {seconds / mine:.1f} times as fast as the next, {second.candidate}."
     else:
-        said += f", about as fast as {second.candidate}, with {_tie_break(best, second)}."
-    return EngineChoice(best.candidate, mine, said + remark)
+        round_text += f", about as fast as {second.candidate}, with {_tie_break(best, second)}."
+    return EngineChoice(best.candidate, mine, round_text + remark)
 
 
 def _tie_break(best: EngineMeasurement, other: EngineMeasurement) -> str:
@@ -292,12 +303,12 @@ def _tie_break(best: EngineMeasurement, other: EngineMeasurement) -> str:
 
 
 def encode_measurements(measured: Sequence[EngineMeasurement]) -> object:
-    """As JSON values."""
+    """The measurements as JSON values."""
     return msgspec.to_builtins(measured, str_keys=True)
 
 
 def decode_measurements(rows: object) -> list[EngineMeasurement]:
-    """What `encode` made. Raises ValueError when it is something else."""
+    """What `encode_measurements` wrote. Raises ValueError for anything else."""
     try:
         return msgspec.convert(rows, list[EngineMeasurement], str_keys=True)
     except msgspec.ValidationError as error:

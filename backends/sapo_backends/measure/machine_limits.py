@@ -1,4 +1,4 @@
-"""What this machine could do at best, and the seconds of a round that follow from it where nothing was measured."""
+"""What this machine can do at best, and estimates of a round's seconds from that where nothing was measured."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from sapo_backends.common.hardware import available_memory, computes_in, is_four
 from sapo_backends.common.round_memory import FOUR_BIT_BYTES, SHARDED_BELOW, ModelSize
 from sapo_backends.measure.choice import RoundWorkload
 
-# What this machine could do at best: multiplications and memory reads a second, to compare an engine with.
+# Upper limits of this machine: multiplications and memory reads per second, to compare an engine with.
 #
-# The limit of a computation of F floating-point operations that reads B bytes is max(F / multiply, B / read) seconds
+# A computation of F floating-point operations that reads B bytes takes at least max(F / multiply, B / read) seconds
 # (Williams et al. 2009, "Roofline").
 
 LARGEST = 2048
 ENOUGH_S = 0.01
-"""A product that takes so long is large enough to tell the rate: five times as long tells the same within 3 %."""
+"""A product that takes this long is large enough to measure the rate: one five times as long agrees within 3 %."""
 TRIES = 4
-"""Runs of which the quickest counts: a busy machine interrupts some, the first one warms up."""
+"""Number of runs, of which the quickest counts: a busy machine interrupts some, and the first one warms up."""
 READ_BYTES = 1 << 29
 REPEAT_S = 0.15
-"""The quickest run within this time counts: other programs only make it slower."""
+"""Time for repeated runs, of which the quickest counts: other programs only make a run slower."""
 Work = Callable[[], object]
 Clock = Callable[[], float]
 PROCESSOR_SECONDS = sys.platform == "linux"
-"""Each thread computes alone and is timed by the processor's seconds that it got, so that a busy machine measures as a quiet
-one. Elsewhere by the clock: Apple's library computes in threads of its own, Windows counts in steps of 16 ms."""
+"""Time each thread alone by its processor seconds, so that a busy machine measures like a quiet one. Other systems use
+the wall clock: Apple's library computes in its own threads, and Windows counts in steps of 16 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
     """multiply: FLOP/s of square products by precision. read: bytes/s of memory. Empty and 0: not measured.
 
-    device: where: cpu, cuda or mps.
+    device: cpu, cuda or mps.
     """
 
     multiply: Mapping[str, float] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class MachineLimits:
 
 @dataclass(frozen=True, slots=True)
 class CardMemory:
-    """An NVIDIA GPU's memory in bytes, and the bytes of a number in the type that precision auto computes in there."""
+    """An NVIDIA GPU's memory in bytes, and the bytes per number of the type in which precision auto computes there."""
 
     free: int
     total: int
@@ -57,7 +57,7 @@ class CardMemory:
 
 
 def card_memory(name: str) -> CardMemory:
-    """Of a LoadRequest's device. Raises what torch raises where it has no such GPU."""
+    """The memory of a LoadRequest's CUDA device. Raises what torch raises if it has no such GPU."""
     import torch
 
     from sapo_backends.torch_backend.loading import pick_precision
@@ -68,9 +68,9 @@ def card_memory(name: str) -> CardMemory:
 
 
 def most_generated(size: ModelSize, width: int, limits: MachineLimits, precision: str) -> float:
-    """Tokens/s at which `width` rows could be decoded at best; 0 when it is not known.
+    """Upper limit, in tokens/s, for decoding `width` rows; 0 if unknown.
 
-    Each step reads the weights once and multiplies every row with them (2 FLOP a weight).
+    Each step reads the weights once and multiplies every row with them (2 FLOP per weight).
     """
     rate = limits.multiply.get(_kind(precision), 0.0)
     if rate <= 0 or limits.read <= 0:
@@ -81,23 +81,23 @@ def most_generated(size: ModelSize, width: int, limits: MachineLimits, precision
 
 
 def _kind(precision: str) -> str:
-    """The type of the products."""
+    """The type in which products are computed."""
     return computes_in(precision) if is_four_bit(precision) else precision
 
 
 def most_trained(size: ModelSize, limits: MachineLimits, precision: str) -> float:
-    """Completion tokens/s that could be trained on at best; 0 when it is not known.
+    """Upper limit, in completion tokens/s, for training; 0 if unknown.
 
-    6 FLOP a weight (forward, and backward into both activations and weights); 4 where only an adapter is trained.
+    6 FLOP per weight (forward, and backward into both activations and weights); 4 if only an adapter is trained.
     """
     flops = (6 if size.trainable >= size.parameters else 4) * size.multiplied
     return limits.multiply.get(_kind(precision), 0.0) / flops
 
 
 def measure_limits(engine: str, threads: int, device: str = "auto") -> MachineLimits:
-    """The limits as that engine's library reaches them on a LoadRequest's device, in about a second.
+    """The limits that this engine's library reaches on a LoadRequest's device; takes about a second.
 
-    Raises ImportError, RuntimeError when there is no such device.
+    Raises ImportError, or RuntimeError when there is no such device.
     """
     if engine == "mlx":
         return _mlx(device)
@@ -105,7 +105,7 @@ def measure_limits(engine: str, threads: int, device: str = "auto") -> MachineLi
 
 
 def _fastest(work: Work, clock: Clock) -> float:
-    """Seconds of the quickest of TRIES runs, and of as many more as there is time for."""
+    """Seconds of the quickest of TRIES runs, or of more if there is time."""
     until, best = time.perf_counter() + REPEAT_S, min(_seconds(work, clock) for _ in range(TRIES))
     while time.perf_counter() < until:
         best = min(best, _seconds(work, clock))
@@ -119,7 +119,7 @@ def _seconds(work: Work, clock: Clock) -> float:
 
 
 def _multiply(product: Callable[[int], Work], clock: Clock) -> float:
-    """FLOP/s of the largest cube that does not take long, however busy the machine is meanwhile. product: edge -> one
+    """FLOP/s of the largest cube that does not take long, whatever else the machine is doing. product: edge -> one
     multiplication."""
     edge = 256
     while edge < LARGEST and min(_seconds(work, clock) for work in [product(edge)] * TRIES) <= ENOUGH_S:
@@ -161,7 +161,7 @@ def _torch(threads: int, name: str) -> MachineLimits:
     ) as pool:
 
         def together(rate: Callable[[], float]) -> float:
-            return sum(one.result() for one in [pool.submit(rate) for _ in range(workers)])
+            return sum(future.result() for future in [pool.submit(rate) for _ in range(workers)])
 
         kinds = (torch.float32, torch.bfloat16)
         rates = {str(kind).removeprefix("torch."): together(partial(_multiply, product(kind), clock)) for kind in kinds}
@@ -206,38 +206,42 @@ def _numpy() -> MachineLimits:
     return MachineLimits({"float32": rate}, many.nbytes / _fastest(many.sum, time.perf_counter))
 
 
-# Seconds of work that was never measured, from the machine's limits: a stated rule, not a measurement.
+# Estimated seconds of work that was never measured, from the machine's limits: a stated rule, not a measurement.
 #
-# An engine reaches a share of what the roofline allows (machine_limits). The shares are those of the torch engine on two
-# cores (docs/benchmarks/engines.md); other machines differ by up to a factor of two.
+# An engine reaches a share of what the roofline allows. The shares are those of the torch engine on two cores
+# (docs/benchmarks/engines.md); other machines differ by up to a factor of two.
 
 PRODUCTS, MATRIX_UNIT, SMALL = (0.58, 0.66), (0.35, 0.35), (0.14, 0.4)
-"""Shares of the limit that generation of a full batch and the update reach. Where a matrix unit multiplies (AMX, a GPU), it
-waits for the rest more of the time; of a model below 100M parameters in bfloat16 most of the work is no product."""
+"""Shares of the limit reached by generation of a full batch and by the update. A matrix unit (AMX, a GPU) spends more
+of the time waiting for everything else; for models below 100M parameters in bfloat16, most of the work is not matrix
+products.
+"""
 OF_TOKEN, OF_CALL, OF_UPDATE = 0.0015, 0.25, 0.6
-"""Seconds beside the products, of models from 100M parameters on a processor without a matrix unit: of each token that is
-written (attention, a choice from the vocabulary), of each batch of questions, and of each update (products compiled for its
-shape). Fitted on six runs on own tasks (docs/benchmarks/real-tasks.md): short answers and small batches are mostly that."""
+"""Seconds beyond the products for models from 100M parameters on a processor without a matrix unit: per token written
+(attention, sampling from the vocabulary), per batch of questions, and per update (products compiled for its shape).
+Fitted on six runs on custom tasks (docs/benchmarks/real-tasks.md): with short answers and small batches these
+dominate."""
 LLAMA_CPP, LLAMA_CPP_K, LLAMA_CPP_TOKEN = 0.38, 0.88, 0.00275
-"""What llama.cpp reaches of the limit in float32 with a file of few bits, prompts and answers alike, and with one of k-quants,
-for which it has faster products; seconds beside them of each token that is written. Three figures from three rows
-(docs/benchmarks/gguf-matrix.md): no test of themselves."""
+"""The share of the float32 limit that llama.cpp reaches, for prompts and answers alike, with a low-bit file, and with
+one of k-quants, for which it has faster products; then its seconds per token written beyond the products. Three
+figures fitted to three rows (docs/benchmarks/gguf-matrix.md), so they are not tested by them."""
 MLX_ON_CPU = 2.2
-"""Times as long as its limits let one expect MLX takes on a processor (the same page)."""
+"""Factor by which MLX on a processor is slower than its limits suggest (the same page)."""
 FALLBACK = {"bfloat16": 1.8, "float32": 1.15}
-"""Times as long as the own decoder takes transformers (docs/benchmarks/memory.md)."""
+"""Factor by which transformers is slower than our own decoder (docs/benchmarks/memory.md)."""
 STATE_PASSES, STATE_PASSES_BY_KERNELS = 10, 4
-"""How often a token in generation goes through the state of a row, at the rate at which memory is read; beside the products."""
+"""How many times each generated token passes over a row's state, at the memory read rate; in addition to the products.
+"""
 RECOMPUTED, TRAINING_PASSES = 1.5, 5
-"""Times the products of an update where layers with a state are computed twice, and how often it goes over what such a layer
-makes of a token. From two rows of docs/benchmarks/memory.md."""
+"""Factor on an update's products where layers with a state are computed twice, and how many times the update passes
+over what such a layer keeps per token. From two rows of docs/benchmarks/memory.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateEstimator:
-    """How fast a model is on a machine that was not measured with it. precision: what the products are computed in. fallback:
-    transformers computes it. generator: "llamacpp" where it writes instead of the trainer, from a file of that quantisation, such
-    as "Q4_K_M". mlx: MLX computes it, not torch."""
+    """Estimated speed of a model on a machine where it was not measured. precision: that of the products. fallback:
+    transformers computes it. generator: "llamacpp" when that writes instead of the trainer, from a file of that
+    quantisation, such as "Q4_K_M". mlx: MLX computes it, not torch."""
 
     size: ModelSize
     limits: MachineLimits
@@ -249,11 +253,11 @@ class RateEstimator:
 
     @property
     def known(self) -> bool:
-        """The limits are."""
+        """Whether the limits are known."""
         return most_generated(self.size, 1, self.limits, self.precision) > 0
 
     def generate(self, work: RoundWorkload) -> float:
-        """Seconds to read the prompts and write the answers: a step for each token of the longest."""
+        """Seconds to read the prompts and write the answers: one step per token of the longest answer."""
         size, rows = self.size, max(1, work.rows)
         if self.generator == "llamacpp":  # reads each question whole
             written, share = rows * work.new_tokens, LLAMA_CPP_K if "_K" in self.quantisation else LLAMA_CPP
@@ -268,7 +272,8 @@ class RateEstimator:
         return seconds * self._slower() + self._states(rows * work.new_tokens, work.prompt_tokens, trains=False)
 
     def update(self, context: float, answers: float) -> float:
-        """Seconds to learn from so many tokens of answers behind so many of prompts, which are not predicted themselves."""
+        """Seconds to train on `answers` completion tokens after `context` prompt tokens, which are not predicted
+        themselves."""
         size = self.size
         rate = _shares(size, self.limits, self.precision)[1] * most_trained(size, self.limits, self.precision)
         seconds = self._on_processor * (context * self._body + answers) / rate + self._beside(OF_UPDATE)
@@ -283,7 +288,7 @@ class RateEstimator:
 
     @property
     def _body(self) -> float:
-        """The share of the products that a token costs of which no next one is predicted: all but the unembedding."""
+        """Share of the products needed for a token whose next token is not predicted: everything but the unembedding."""
         return 1.0 - self.size.vocabulary * self.size.hidden / max(1, self.size.multiplied)
 
     def _forward(self, tokens: float) -> float:
@@ -301,19 +306,19 @@ class RateEstimator:
         return MLX_ON_CPU if self.mlx and self.limits.device == "cpu" else 1.0
 
     def _states(self, written: float, read: float, *, trains: bool) -> float:
-        """Seconds of layers with a state, beside the products."""
+        """Seconds of layers with a state, in addition to the products."""
         kernels = self.limits.device == "cpu" and hardware.c_compiler() is not None
         numbers = (STATE_PASSES_BY_KERNELS if kernels else STATE_PASSES) * self.size.state * written
         if trains:
-            made = self.size.by_kernels if kernels else self.size.recurrent
-            numbers += TRAINING_PASSES * self.size.layers * made * read
+            per_token = self.size.by_kernels if kernels else self.size.recurrent
+            numbers += TRAINING_PASSES * self.size.layers * per_token * read
         return 4 * numbers / self.limits.read
 
 
 def round_seconds(
     size: ModelSize, work: RoundWorkload, limits: MachineLimits, precision: str, *, fallback: bool = False
 ) -> float | None:
-    """Seconds of a round; None where the limits are not known. fallback: transformers computes it."""
+    """Seconds of a round; None if the limits are unknown. fallback: transformers computes it."""
     rates = RateEstimator(size, limits, precision, fallback)
     if not rates.known:
         return None

@@ -1,6 +1,5 @@
-"""Which precision a model computes faster in on this processor: made-up samples, the model's size on disk, a short
-measurement.
-"""
+"""Which precision computes a model faster on this processor: synthetic samples, the model's size on disk, and a short
+measurement."""
 
 from __future__ import annotations
 
@@ -22,21 +21,21 @@ from sapo_backends.common.round_memory import ModelSize, language_part, pick_met
 from sapo_backends.errors import BackendError
 from sapo_backends.measure.choice import TIE, TORCH
 
-# Made-up prompts and completions, so that every engine is measured on the same.
+# Synthetic prompts and completions, so that every engine is measured on the same input.
 
 GROUP = 8
-"""Completions of a prompt, where the width allows it."""
+"""Completions per prompt, where the width allows it."""
 QUESTION = "Start with {0}. Add {1}, take away {2} and multiply by {3}. What is the result? Answer with a number."
 
 
 def synthetic_prompts(engine: Engine, count: int) -> list[list[int]]:
-    """So many made-up questions, encoded."""
+    """`count` synthetic questions, encoded."""
     texts = [QUESTION.format(i, 3 * i + 1, 2 * i, i + 2) for i in range(count)]
     return [list(engine.tokenizer.encode_chat([{"role": "user", "content": text}])) for text in texts]
 
 
 def synthetic_batch(engine: Engine, groups: int, tokens: int) -> list[TrainSample]:
-    """Completions of fixed length, with advantages in turn."""
+    """Completions of fixed length with alternating advantages."""
     usable = min(engine.info.vocabulary, 1000)
     return [
         TrainSample(
@@ -49,16 +48,16 @@ def synthetic_batch(engine: Engine, groups: int, tokens: int) -> list[TrainSampl
     ]
 
 
-# How large a model on disk is, read from its config and the headers of its weight files; nothing is loaded.
+# The size of a model on disk, read from its config and the headers of its weight files; nothing is loaded.
 
 Method = Literal["full", "lora", "none"]
 
 
 def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple[ModelSize, Method]:
-    """The size of a Hugging Face folder and how much of it `request` trains.
+    """The size of the model in a Hugging Face folder, and how much of it `request` trains.
 
     Architectures that our own decoder does not compute are estimated from the usual names in their config. parameters:
-    where the folder has no weights yet. Raises ModelNotFound.
+    used if the folder has no weights yet. Raises ModelNotFound.
     """
     config = read_json(folder / "config.json")
     quantised = "quantization" in config or "quantization_config" in config
@@ -70,15 +69,15 @@ def model_size(folder: Path, request: LoadRequest, parameters: int = 0) -> tuple
 def size_from_widths(
     parameters: int, widths: Mapping[str, int], request: LoadRequest, *, tied: bool, quantised: bool = False
 ) -> tuple[ModelSize, Method]:
-    """The same of a model that is known by its figures. widths: layers, hidden, intermediate, key_value, vocabulary, heads,
-    and what usual_widths tells besides."""
+    """The size of a model known only by its figures. widths: layers, hidden, intermediate, key_value, vocabulary,
+    heads, and the others that usual_widths returns."""
     method = pick_method(request, parameters, quantised=quantised)
     trainable = {"full": parameters, "none": 0}.get(method, _adapter(widths, request.lora_rank))
     return ModelSize(parameters, trainable, **widths, tied=tied), method
 
 
 def _packed(config: Mapping[str, Any]) -> int:
-    """Weights in one stored 32-bit element of a quantised model."""
+    """How many weights one stored 32-bit element of a quantised model holds."""
     settings = config.get("quantization") or {}
     return 32 // int(settings.get("bits") or 4)
 
@@ -101,29 +100,29 @@ def _of_decoder(spec: DecoderSpec) -> dict[str, int]:
 
 
 def _adapter(widths: Mapping[str, int], rank: int) -> int:
-    """LoRA parameters on every linear layer, of which experts have none; the queries count as wide as the model."""
+    """LoRA parameters on every linear layer except experts, which have no adapter; queries count as wide as the model."""
     hidden, kv, inner = widths["hidden"], widths["key_value"], widths["intermediate"]
     sides = 2 * (hidden + hidden) + 2 * (hidden + kv) + (0 if widths.get("experts") else 3 * (hidden + inner))
     return rank * widths["layers"] * sides
 
 
-# Which precision a model computes faster in on this processor: a short measurement before its first run.
+# Which precision computes a model faster on this processor: a short measurement before its first run.
 #
-# Neither the processor's name nor its instructions tell: on one machine float32 with the compiled kernels generates twice
+# The processor's name and instructions do not tell: on one machine float32 with the compiled kernels generates twice
 # as fast as bfloat16 for a model of 1M parameters, and a whole round takes two thirds of the time in bfloat16 for 5M.
 
 GROUPS, NEW_TOKENS = 2, 16
 REPEATS = 1
-"""Runs behind a first one, which compiles; the quickest counts."""
+"""Runs after the first one, which compiles; the quickest counts."""
 ROWS = (64, 1024)
-"""Of the products that stand for a large model's decode steps and micro-batches."""
+"""Rows of the products that stand in for a large model's decode steps and micro-batches."""
 
 
 def measure_precisions(request: LoadRequest, progress: Progress | None = None) -> dict[str, float]:
-    """Processor seconds by precision of the same work on one thread, in about a second.
+    """Processor seconds by precision for the same work on one thread; takes about a second.
 
-    Of a model that the own decoder computes with a shard a thread: a small round. Of others, whose loading alone takes
-    longer than that: products of the model's widths. Raises BackendError.
+    If our own decoder computes the model with one shard per thread, the work is a small round. For other models, whose
+    loading alone takes longer than that, it is products of the model's widths. Raises BackendError.
     """
     if progress is not None:
         progress(0.01, "finding the faster precision, once")
@@ -131,9 +130,8 @@ def measure_precisions(request: LoadRequest, progress: Progress | None = None) -
     size, _ = model_size(folder, request)
     config = read_json(folder / "config.json")
     if not why_not(config) and size.parameters < round_memory.SHARDED_BELOW:
-        compiling = threading.Thread(
-            target=compile_kernels
-        )  # float32 needs them, and a compiler is a process of its own
+        # In a thread: float32 needs the kernels, and the compiler runs as a separate process anyway.
+        compiling = threading.Thread(target=compile_kernels)
         compiling.start()
         rounds = {"bfloat16": _round(request, "bfloat16")}
         compiling.join()
@@ -142,7 +140,7 @@ def measure_precisions(request: LoadRequest, progress: Progress | None = None) -
 
 
 def compile_kernels() -> None:
-    """Have the torch engine's C kernels compiled, if there is a compiler and they are not yet."""
+    """Make the torch engine compile its C kernels if there is a compiler and they are not compiled yet."""
     try:
         from sapo_backends.torch_backend.native import load_kernels
     except ImportError:
@@ -151,7 +149,7 @@ def compile_kernels() -> None:
 
 
 def faster_precision(seconds: Mapping[str, float]) -> str:
-    """The precision to use; float32, which rounds less, when there is little between them. "auto" without figures."""
+    """The precision to use; float32, which rounds less, if the difference is small. "auto" without figures."""
     if not seconds:
         return "auto"
     best = min(seconds, key=lambda name: seconds[name])
@@ -159,7 +157,7 @@ def faster_precision(seconds: Mapping[str, float]) -> str:
 
 
 def _quickest(work: Callable[[], object]) -> float:
-    times = []  # of the processor, which other programs do not change much
+    times = []  # processor seconds, which other programs hardly change
     for _ in range(1 + REPEATS):
         began = time.process_time()
         work()
@@ -168,7 +166,7 @@ def _quickest(work: Callable[[], object]) -> float:
 
 
 def _round(request: LoadRequest, precision: str) -> float:
-    """Seconds of generating some groups and of an update on them."""
+    """Seconds to generate some groups and run an update on them."""
     engine = registry.get_backend("torch")().load(replace(request, precision=precision, device="cpu", threads=1))
     try:
         asked, sampling = synthetic_prompts(engine, GROUPS), Sampling(max_new_tokens=NEW_TOKENS)

@@ -1,7 +1,7 @@
-"""Measuring one engine on one model, in a child process.
+"""Measures one engine on one model in a child process.
 
-A child, because its peak memory is then its own, because threads are set once a process, and because a library that
-crashes on this computer must not take the bench with it.
+A child process, because then the peak memory is that of the measurement alone, because threads are set once per
+process, and because a library that crashes on this computer must not take the bench down with it.
 
     python -m sapo_backends.measure.probe '{"engine": "torch", "model": "starter", ...}'    prints one line of JSON
 """
@@ -31,19 +31,19 @@ from sapo_backends.measure.precision import GROUP, synthetic_batch, synthetic_pr
 
 SECONDS = 2.0
 LONGEST_S = 180.0
-"""A child that takes so much longer than it should is ended."""
+"""A child that overruns its time by this many seconds is killed."""
 NEW_TOKENS = 64
 LEAST_STEPS = 8
-"""Decode steps that a rate is taken from at least; of fewer, half a step more or less would show."""
+"""Minimum number of decode steps for a rate; with fewer, half a step more or less would distort it."""
 TRAINED_TOKENS = 48
-"""Tokens of each completion in the measured update."""
+"""Tokens per completion in the measured update."""
 TRAINED_GROUPS = (1, 2, 4, 8)
 POLICY = PolicyUpdate(learning_rate=1e-6)
 
 
 @dataclass
 class _Pace:
-    """Follows one generation: marks (seconds, tokens) until time is up or a quarter of the rows has ended."""
+    """Follows one generation: records (seconds, tokens) until time is up or a quarter of the rows has ended."""
 
     rows: int
     until: float
@@ -52,7 +52,7 @@ class _Pace:
 
     def __call__(self, finished: int, tokens: int) -> None:
         now = time.perf_counter()
-        if tokens >= self.rows or self.marks:  # every row has begun: shards may do so one after the other
+        if tokens >= self.rows or self.marks:  # every row has begun: shards may start one after the other
             self.marks.append((now, tokens))
         enough = bool(self.marks) and tokens - self.marks[0][1] >= LEAST_STEPS * self.rows
         if enough and (now > self.until or finished > self.rows // 4):
@@ -60,7 +60,7 @@ class _Pace:
 
     @property
     def rate(self) -> float | None:
-        """Tokens/s after the first; None when there were too few steps."""
+        """Tokens/s after the first token; None if there were too few steps."""
         if len(self.marks) < 2:
             return None
         (began, first), (ended, last) = self.marks[0], self.marks[-1]
@@ -68,8 +68,8 @@ class _Pace:
 
 
 def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, float]:
-    """Tokens/s of decoding `width` rows and seconds to the first tokens, the best of what fits into `seconds`: whatever
-    else the machine does makes both only worse."""
+    """Tokens/s of decoding `width` rows and seconds to the first tokens, the best of the runs that fit into `seconds`:
+    other load on the machine only makes both worse."""
     asked = synthetic_prompts(engine, max(1, width // GROUP))
     group, sampling = max(1, width // len(asked)), Sampling(max_new_tokens=NEW_TOKENS)
     rates, firsts = list[float](), list[float]()
@@ -89,9 +89,9 @@ def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, floa
 
 
 def _update(engine: Engine, seconds: float) -> tuple[float, float]:
-    """Tokens/s of an update, and the seconds around it in which a pair hands its weights over.
+    """Tokens/s of an update, and the extra seconds in which a pair passes its weights on.
 
-    The batch grows while it is quick; the first update of all warms up.
+    The batch grows while it is quick; the very first update is a warm-up.
     """
     began, rate, around = time.perf_counter(), 0.0, list[float]()
     for groups in (TRAINED_GROUPS[0], *TRAINED_GROUPS):
@@ -110,8 +110,8 @@ def _update(engine: Engine, seconds: float) -> tuple[float, float]:
 
 
 def peak_memory() -> int:
-    """The most that this process ever held, in bytes; 0 where the system does not say."""
-    with contextlib.suppress(OSError, ValueError):  # ru_maxrss would begin with what the parent held
+    """Peak memory of this process in bytes; 0 if the system does not report it."""
+    with contextlib.suppress(OSError, ValueError):  # ru_maxrss would start from the parent's peak
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     with contextlib.suppress(ImportError):
@@ -125,7 +125,7 @@ def peak_memory() -> int:
 
 
 def measure_candidate(candidate: EngineCandidate, request: LoadRequest, seconds: float = SECONDS) -> EngineMeasurement:
-    """Load the model and measure for about that long. Raises BackendError."""
+    """Load the model and measure for about `seconds`. Raises BackendError."""
     asked = replace(request, precision=candidate.precision, threads=candidate.threads)
     backend = registry.get_backend(candidate.engine)
     engine = backend().load(asked)
@@ -152,7 +152,7 @@ def measure_candidate(candidate: EngineCandidate, request: LoadRequest, seconds:
 
 
 def in_child(candidate: EngineCandidate, request: LoadRequest, seconds: float = SECONDS) -> EngineMeasurement:
-    """The same in a process of its own; what goes wrong there is the measurement's `failure`."""
+    """measure_candidate in a child process; errors there become the measurement's `failure`."""
     try:
         return decode_measurements([_child(_job(candidate, request, seconds), seconds)["measured"]])[0]
     except BackendError as error:
@@ -160,16 +160,16 @@ def in_child(candidate: EngineCandidate, request: LoadRequest, seconds: float = 
 
 
 async def measure_async(candidate: EngineCandidate, request: LoadRequest, seconds: float) -> EngineMeasurement:
-    """in_child for somebody who may not wait for the end: cancelled, it kills the process. A bundle cannot: a
-    failure."""
+    """in_child for callers that may not block: when cancelled, it kills the process. A bundle cannot do this and
+    returns a failure."""
     if getattr(sys, "frozen", False):
         return EngineMeasurement(candidate, failure="A bundle measures with sapo-desktop bench.")
     command, env = _command(_job(candidate, request, seconds))
     quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, env=env, stdin=quiet, stdout=pipe, stderr=pipe)
     try:
-        said = await child.communicate()
-        return decode_measurements([_told(child.returncode, *said)["measured"]])[0]
+        output = await child.communicate()
+        return decode_measurements([_told(child.returncode, *output)["measured"]])[0]
     except BackendError as error:
         return EngineMeasurement(candidate, failure=str(error))
     finally:
@@ -179,7 +179,7 @@ async def measure_async(candidate: EngineCandidate, request: LoadRequest, second
 
 
 def limits_in_child(engine: str, threads: int, device: str = "auto") -> MachineLimits:
-    """The machine's limits by that engine's library; empty when it cannot be had."""
+    """The machine's limits as reached by that engine's library; empty if they cannot be measured."""
     try:
         return MachineLimits(**_child({"limits": engine, "threads": threads, "device": device}, SECONDS)["limits"])
     except BackendError:
@@ -187,7 +187,8 @@ def limits_in_child(engine: str, threads: int, device: str = "auto") -> MachineL
 
 
 def card_memory_in_child(device: str) -> CardMemory | None:
-    """machine_limits.card_memory, in as long as it takes to import torch; None where torch has no such GPU."""
+    """machine_limits.card_memory from a child process, taking as long as importing torch; None if torch has no such
+    GPU."""
     try:
         return CardMemory(**_child({"card": device}, SECONDS)["card"])
     except BackendError:
@@ -199,7 +200,7 @@ def _job(candidate: EngineCandidate, request: LoadRequest, seconds: float) -> di
 
 
 def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """The arguments and the environment of the child that does a job."""
+    """The arguments and environment of a child process for this job."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return [sys.executable, "-P", "-m", __name__, json.dumps(job)], env
 
@@ -207,7 +208,7 @@ def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
 def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The answer to a job. Raises BackendError.
 
-    A bundle's executable is the app and runs no module, so that there the work is done here.
+    In a bundle the executable is the app and cannot run modules, so the work is done in this process.
     """
     if getattr(sys, "frozen", False):
         return _answered(job)
@@ -222,7 +223,7 @@ def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _told(code: int | None, stdout: bytes, stderr: bytes) -> dict[str, Any]:
-    """What a child answered. Raises BackendError."""
+    """Parses a child's output. Raises BackendError."""
     if code:
         words = stderr.decode("utf-8", "replace").strip().splitlines()
         raise BackendError(words[-1] if words else f"It ended with code {code}.")
@@ -233,7 +234,7 @@ def _told(code: int | None, stdout: bytes, stderr: bytes) -> dict[str, Any]:
 
 
 def _answered(job: dict[str, Any]) -> dict[str, Any]:
-    """The answer as JSON has it. Raises BackendError: any failure of an engine is one failed measurement."""
+    """The answer as JSON values. Raises BackendError for any failure: it counts as one failed measurement."""
     try:
         answer: dict[str, Any] = json.loads(json.dumps(_answer(job)))
     except Exception as error:
@@ -243,7 +244,7 @@ def _answered(job: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _stdout_for_the_answer() -> Iterator[int]:
-    """A descriptor of stdout; what libraries print goes to stderr meanwhile."""
+    """Yields a descriptor of stdout; anything that libraries print meanwhile goes to stderr."""
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -253,7 +254,7 @@ def _stdout_for_the_answer() -> Iterator[int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The child."""
+    """The child's entry point."""
     job = json.loads(arguments[0])
     with _stdout_for_the_answer() as answers:
         try:

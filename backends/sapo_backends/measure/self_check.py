@@ -1,7 +1,7 @@
-"""A self-test of an engine on the machine where it will work: does it compute what a second engine computes?
+"""A self-test of an engine on the machine where it will run: does it compute the same as a second engine?
 
-Made for devices that no automatic test reaches, such as Apple's Metal. It takes seconds with the bundled starter. The second
-engine does without what only makes it faster (Backend.plainly), so that torch tests torch's fast paths.
+For devices that no automated test reaches, such as Apple's Metal. It takes seconds with the bundled starter. The second
+engine runs without speed-only optimisations (Backend.plainly), so that torch can test its own fast paths.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sapo_backends.base import (
 POLICY = PolicyUpdate(learning_rate=1e-4)
 QUESTIONS = tuple(f"What is {i} + {3 * i}?" for i in range(8))
 MEAN_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}
-"""Mean |difference of log-probabilities| that rounding explains; any other precision may differ by LOOSE_DIFFERENCE."""
+"""Mean |difference of log-probabilities| that rounding explains; for any other precision LOOSE_DIFFERENCE applies."""
 LOOSE_DIFFERENCE = 0.2
 UPDATES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """name: what was tested. passed: with which figure, in words."""
+    """name: what was tested. figure: the measured figure, in words."""
 
     name: str
     passed: bool
@@ -45,7 +45,8 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceEngine:
-    """The second engine. plainly: its backend's; each call is made within, since both may be of the same backend."""
+    """The second engine. plainly: its backend's; every call is made inside it, since both engines may have the same
+    backend."""
 
     engine: Engine
     plainly: Callable[[], AbstractContextManager[None]]
@@ -56,7 +57,7 @@ class ReferenceEngine:
             return self.engine.generate(prompts, size, sampling, seed)
 
     def scores(self, sequences: Sequence[TokenSequence]) -> np.ndarray:
-        """Log-probabilities of all the completions' tokens, one behind another."""
+        """Log-probabilities of all completions' tokens, concatenated."""
         with self.plainly():
             return _scores(self.engine, sequences)
 
@@ -66,7 +67,7 @@ def _sequences(prompts: list[list[int]], groups: list[list[Completion]]) -> list
 
 
 def _agrees(name: str, engine: Engine, found: np.ndarray, expected: np.ndarray) -> CheckResult:
-    """Whether log-probabilities are the same but for what the engine's precision rounds."""
+    """Whether log-probabilities agree within the engine's rounding."""
     difference = float(np.abs(found - expected).mean())
     bound = MEAN_DIFFERENCE.get(engine.info.precision, LOOSE_DIFFERENCE)
     return CheckResult(name, difference <= bound, f"mean difference {difference:.1e}, allowed {bound:.0e}")
@@ -93,24 +94,24 @@ def _generation(engine: Engine, reference: ReferenceEngine) -> Iterator[CheckRes
     yield CheckResult(
         "the same seed samples the same", sampled[0] == sampled[1], f"{rate:.0f} tokens/s at width {4 * len(prompts)}"
     )
-    told = np.array([p for groups in sampled[0] for c in groups for p in c.logprobs])
+    reported = np.array([p for groups in sampled[0] for c in groups for p in c.logprobs])
     scored = reference.scores(_sequences(prompts, sampled[0]))
-    yield _agrees("log-probabilities of sampled tokens equal the second engine's", engine, told, scored)
+    yield _agrees("log-probabilities of sampled tokens equal the second engine's", engine, reported, scored)
 
 
 def _scoring(engine: Engine, reference: ReferenceEngine) -> CheckResult:
     prompts = _prompts(engine)
     sequences = _sequences(prompts, reference.generate(prompts, 2, Sampling(max_new_tokens=24), seed=2))
-    found, expected = _scores(engine, sequences), reference.scores(sequences)
-    return _agrees("log-probabilities equal the second engine's", engine, found, expected)
+    logprobs, expected = _scores(engine, sequences), reference.scores(sequences)
+    return _agrees("log-probabilities equal the second engine's", engine, logprobs, expected)
 
 
 def _training(engine: Engine) -> Iterator[CheckResult]:
     prompts = _prompts(engine)[:4]
     groups = engine.generate(prompts, 4, Sampling(max_new_tokens=24), seed=3)
-    told = engine.separate_generator
+    separate = engine.separate_generator
     batch = [
-        TrainSample(tuple(p), c.tokens, 1.0 if i % 2 else -1.0, behaviour_logprobs=c.logprobs if told else None)
+        TrainSample(tuple(p), c.tokens, 1.0 if i % 2 else -1.0, behaviour_logprobs=c.logprobs if separate else None)
         for p, g in zip(prompts, groups, strict=True)
         for i, c in enumerate(g)
     ]
@@ -130,9 +131,9 @@ def _training(engine: Engine) -> Iterator[CheckResult]:
 
 
 def verify_engine(backend: type[Backend], reference: type[Backend], request: LoadRequest) -> list[CheckResult]:
-    """Compare an engine as `request` loads it with a second one in float32 on the processor, without its fast paths.
+    """Compare the engine that `request` loads with a second one in float32 on the processor, without its fast paths.
 
-    Raises BackendUnavailable and what else loading raises; a failure of the engine itself is a failed check.
+    Raises BackendUnavailable and whatever else loading raises; a failure of the engine itself is a failed check.
     """
     second = LoadRequest(model=request.model, method="none", precision="float32", device="cpu", threads=request.threads)
     with reference.plainly():
@@ -149,7 +150,7 @@ def verify_engine(backend: type[Backend], reference: type[Backend], request: Loa
         for step in steps:
             try:
                 checks += step()
-            except Exception as error:  # whatever a broken engine does is a finding
+            except Exception as error:  # any exception from a broken engine is a finding
                 checks.append(CheckResult("the engine works through", False, f"{type(error).__name__}: {error}"))
     finally:
         engine.close()

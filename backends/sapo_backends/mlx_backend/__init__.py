@@ -13,7 +13,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once, by the first product
 
 
 class MlxBackend(Backend):
-    """Generates and trains Hugging Face and MLX folders, 4-bit ones with an adapter."""
+    """Generates and trains from Hugging Face and MLX folders; 4-bit models are trained with an adapter."""
 
     NAME: ClassVar[str] = "mlx"
     CAN_TRAIN: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Everything that differs between Metal and the CPU device, and what MLX computes on a GPU that it has not met before."""
+"""Differences between Metal and the CPU device, and a check of what MLX computes on a GPU that it has not used before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sapo_backends.mlx_backend.generation import generate_completions
 from sapo_backends.mlx_backend.model import MlxModel, pad_micro_batch
 from sapo_backends.mlx_backend.update import minibatch_gradient
 
-# Everything that differs between Metal and the CPU device.
+# Differences between Metal and the CPU device.
 
 CACHE_SHARE = 0.1
 """Share of Metal's working set that freed buffers may keep occupied."""
@@ -68,25 +68,29 @@ def compute_on_device(device: Any, suggestion: str) -> Iterator[None]:
             mx.clear_cache()
 
 
-# What MLX computes on a GPU that it has not met before, with the bundled model, against float32 on the processor.
+# Compares MLX on a GPU that it has not used before with float32 on the processor, using the bundled model.
 #
-# Runs by itself before the first model is loaded there, in seconds, and is remembered for this chip, type and MLX.
+# Runs by itself before the first model is loaded there, takes seconds, and is remembered for this chip, type and MLX
+# version.
 
 PROMPTS = ((5, 9, 200, 31, 17), (7, 7, 12), (40, 3, 8, 250, 17, 60, 2))
 SAMPLING, POLICY, BUDGET = Sampling(max_new_tokens=8), PolicyUpdate(learning_rate=0.0), 2048
 ERROR = {mx.float32: 1e-3, mx.bfloat16: 0.1}
-"""Mean error of a log-probability, and of the gradient as a share of its length, that rounding explains."""
+"""Mean error of a log-probability, and error of the gradient relative to its length, that rounding explains."""
 Make = Callable[[Any, Any], MlxModel]
 """(device, type to compute in) -> the bundled model, all of it trained."""
 
 
 def find_device_failure(device: Any, compute: Any, make: Make) -> str:
-    """What the device computes wrongly, in words; "" when nothing."""
+    """What the device computes wrongly, in words; "" if nothing."""
     with mx.stream(device):
         groups = generate_completions(make(device, compute), PROMPTS, 2, SAMPLING, 0, ())
-    told = [(prompt, one) for prompt, group in zip(PROMPTS, groups, strict=True) for one in group]
-    batch = [TrainSample(prompt, one.tokens, 1.0 - number % 2 * 2) for number, (prompt, one) in enumerate(told)]
-    sampled = np.array(list(chain.from_iterable(one.logprobs for _, one in told)))
+    pairs = [(prompt, completion) for prompt, group in zip(PROMPTS, groups, strict=True) for completion in group]
+    batch = [
+        TrainSample(prompt, completion.tokens, 1.0 - number % 2 * 2)
+        for number, (prompt, completion) in enumerate(pairs)
+    ]
+    sampled = np.array(list(chain.from_iterable(completion.logprobs for _, completion in pairs)))
     scored, grad = _computed(make, device, compute, batch)
     expected, exact = _computed(make, mx.cpu, mx.float32, batch)
     errors = {
@@ -98,17 +102,17 @@ def find_device_failure(device: Any, compute: Any, make: Make) -> str:
 
 
 def _computed(make: Make, device: Any, compute: Any, batch: list[TrainSample]) -> tuple[Any, Any]:
-    """Log-probabilities of the completions' tokens, and the gradient of an update, one behind another."""
+    """Log-probabilities of the completions' tokens, and the gradient of an update, concatenated."""
     with mx.stream(device):
         model = make(device, compute)
-        packed = pad_micro_batch([(one.prompt, one.completion) for one in batch], list(range(len(batch))))
+        packed = pad_micro_batch([(sample.prompt, sample.completion) for sample in batch], list(range(len(batch))))
         scores = np.array(model.token_logprobs(packed, 1.0).logprobs)[np.array(packed.valid)]
         grads = minibatch_gradient(model, batch, POLICY, BUDGET, UpdateTally())
         return scores, np.concatenate([np.array(grads[name]).ravel() for name in sorted(grads)])
 
 
 def ensure_device_checked(device: Any, compute: Any, make: Make) -> None:
-    """Check a device the first time. Raises BackendUnavailable where it computes something else."""
+    """Check a device the first time it is used. Raises BackendUnavailable if its results are wrong."""
     known = f"{version('mlx')} {mx.device_info(device).get('device_name', device)} {compute}"
     record = cache_folder() / f"met-mlx-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
     if record.exists():

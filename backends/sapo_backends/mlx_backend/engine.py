@@ -50,8 +50,8 @@ from sapo_backends.mlx_backend.update import AdamW
 
 # What the engine writes to disk.
 #
-# Checkpoints: trained tensors and Adam's moments by outside names, and what they belong to. The trained model as a Hugging
-# Face folder.
+# Checkpoints: trained tensors and Adam's moments by outside names, and what they belong to. Exports: the trained model
+# as a Hugging Face folder.
 
 LOG = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def _whole(module: Any) -> Any:
 
 
 def merged_weights(model: MlxModel) -> dict[str, Any]:
-    """Weights by Hugging Face name: trained ones in float32, adapters added, 4-bit ones spread out again."""
+    """Weights by Hugging Face name: trained ones in float32, adapters merged, 4-bit ones dequantised."""
     weights: dict[str, Any] = {}
     inside: tuple[str, ...] = ()
     for name, module in model.network.named_modules():
@@ -95,7 +95,7 @@ def export_model(model: MlxModel, source: Path, folder: Path) -> None:
 def save_checkpoint(
     folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any], with_optimizer: bool = True
 ) -> None:
-    """trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, state.json."""
+    """Write trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, and state.json."""
     save_file(to_arrays(model.trained), folder / TRAINED)
     if with_optimizer:
         moments = {"first": to_arrays(optimizer.first), "second": to_arrays(optimizer.second)}
@@ -104,10 +104,10 @@ def save_checkpoint(
 
 
 def restore_checkpoint(folder: Path, model: MlxModel, optimizer: AdamW, identity: dict[str, Any]) -> None:
-    """Read what `save`, or another engine with the same names, wrote; nothing changes unless everything fits. Raises
-    CheckpointCorrupt.
+    """Read what save_checkpoint, or another engine with the same names, wrote; nothing changes unless everything fits.
+    Raises CheckpointCorrupt.
 
-    Without the optimizer's file its moments are zero and no step was taken.
+    Without the optimizer's file the moments are zero and the step count starts at 0.
     """
     try:
         state = read_state(folder, identity)
@@ -124,11 +124,11 @@ def restore_checkpoint(folder: Path, model: MlxModel, optimizer: AdamW, identity
 
 
 def _moments(folder: Path, model: MlxModel) -> tuple[Tensors, Tensors] | None:
-    """None where there are none, and where they lie in an order that only the torch engine knows."""
+    """None if there are none, or if they are in an order that only the torch engine knows."""
     read = read_moments(folder, load_file)
     if read is None:
         return None
-    found, named = read
+    moments, named = read
     if not named:
         LOG.warning(
             "The optimizer starts anew: its state in %s has no names, as the torch engine wrote it before. Train one "
@@ -136,7 +136,7 @@ def _moments(folder: Path, model: MlxModel) -> tuple[Tensors, Tensors] | None:
             folder,
         )
         return None
-    first, second = (from_arrays(model.trained, found[moment]) for moment in MOMENTS)
+    first, second = (from_arrays(model.trained, moments[moment]) for moment in MOMENTS)
     return first, second
 
 
@@ -188,7 +188,7 @@ class MlxEngine(Engine):
         return result
 
     def use_share(self, share: float) -> None:
-        """See Engine.use_share; MLX's threads are its own."""
+        """See Engine.use_share; only micro-batches shrink, since MLX manages its own threads."""
         self._share = share
 
     def _trainer(self) -> AdamW:

@@ -1,7 +1,8 @@
-"""Generation: one batch of all rows, each prompt prefilled once, finished rows dropped; and the sampler of the next token.
+"""Generation: one batch of all rows, each prompt prefilled once, finished rows dropped; and the sampler of the next
+token.
 
-The sampler inverts the cumulative distribution on the device: block sums, then within one block a row. Metal has no
-float64, so that probabilities are exact to about 1e-6 here; see sapo_backends.common.sampling for the rest.
+The sampler inverts the cumulative distribution on the device: block sums, then within one block per row. Metal has no
+float64, so probabilities are exact only to about 1e-6 here; for the rest see sapo_backends.common.sampling.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ def inverse_cdf(weights: Any, uniform: Any) -> Any:
 
 
 def _first_beyond(edges: Any, target: Any) -> tuple[Any, Any]:
-    """Per row the first index whose cumulative edge lies beyond the target, and the target's distance from its start.
+    """Per row the first index whose cumulative edge is greater than the target, and the target's distance from its
+    start.
 
-    Rounding may put the target at or beyond the last edge: the last index that has any weight is meant then.
+    Rounding may put the target at or beyond the last edge: then the last index with a weight is chosen.
     """
     last = mx.sum(edges < edges[:, -1:], axis=-1)  # first index at which the total is reached
     index = mx.minimum(mx.sum(edges <= target[:, None], axis=-1), last)
@@ -68,7 +70,7 @@ def filter_top_p(weights: Any, top_p: float) -> Any:
 
 
 COMPACT_BELOW = 0.75
-"""The cache is copied to fewer rows once this share of them is still alive."""
+"""The cache is copied to fewer rows once this share of them is still running."""
 
 
 def generate_completions(
@@ -108,7 +110,7 @@ def _wave(
     cancel: CancelToken | None,
     on_tokens: Callable[[int, int], None] | None,
 ) -> None:
-    """Decode some rows to their end. owner: the prompt of every row."""
+    """Decode some rows until they end. owner: the prompt of every row."""
     used = list(dict.fromkeys(owner[row] for row in alive))
     session = DecodeSession(
         model, [prompts[i] for i in used], [used.index(owner[row]) for row in alive], sampling.max_new_tokens

@@ -35,7 +35,7 @@ TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 
 
 def _explicit(spec: DecoderSpec) -> dict[str, Any]:
-    """What mlx_lm would otherwise look for in another place, or silently assume.
+    """Settings that mlx_lm would otherwise look for elsewhere or silently assume.
 
     transformers 5 writes rope_parameters; mlx_lm 0.32's Qwen2 and Llama read only a top-level rope_theta and
     rope_scaling, and give wrong tokens without them.
@@ -65,13 +65,13 @@ def _explicit(spec: DecoderSpec) -> dict[str, Any]:
 
 
 def _pattern(spec: DecoderSpec) -> int:
-    """Every how manieth layer sees everything; a number beyond the last where none does."""
+    """n if every n-th layer has full attention; a number greater than the layer count if none has."""
     whole = [layer for layer, windowed in enumerate(spec.layer_windowed) if not windowed]
     return (whole[0] if whole else spec.layers) + 1
 
 
 def _why_not(spec: DecoderSpec) -> str:
-    """Why mlx_lm cannot compute a decoder that the spec describes; empty when it can."""
+    """Why mlx_lm cannot compute the decoder that the spec describes; empty if it can."""
     every = _pattern(spec)
     regular = tuple((layer + 1) % every != 0 for layer in range(spec.layers))
     if spec.architecture == "Gemma3ForCausalLM" and (spec.layer_windowed != regular or all(spec.layer_windowed)):
@@ -86,11 +86,11 @@ def _why_not(spec: DecoderSpec) -> str:
 
 
 WINDOWED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM")
-"""Whose sliding window mlx_lm computes; others are only loaded for texts no longer than their window."""
+"""Architectures whose sliding window mlx_lm computes; others are only loaded for texts no longer than their window."""
 
 
 def _context(spec: DecoderSpec) -> int:
-    """The longest text that is computed rightly."""
+    """The longest text that is computed correctly."""
     return min(spec.context, spec.window) if spec.window and spec.architecture not in WINDOWED else spec.context
 
 
@@ -107,7 +107,7 @@ def _is_quantised(config: dict[str, Any]) -> bool:
 
 
 def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> DecoderSpec:
-    """The spec, if this engine computes it and memory suffices."""
+    """The spec, if this engine can compute it and there is enough memory."""
     quantised = _is_quantised(config)
     reason = why_not({key: value for key, value in config.items() if key != "quantization_config"})
     if reason:
@@ -126,8 +126,8 @@ def _check(request: LoadRequest, folder: Path, config: dict[str, Any]) -> Decode
 
 
 class _Gemma3Decoder(gemma3_text.Gemma3Model):  # type: ignore[misc]
-    """mlx_lm's, whose factor of the embeddings is rounded to bfloat16 in every type: 25.25 for the 25.298 of 640 dimensions, up
-    to 0.19 nats from transformers in float32."""
+    """mlx_lm's decoder rounds the embedding factor to bfloat16 in every type, 25.25 instead of 25.298 for 640
+    dimensions, which is up to 0.19 nats from transformers in float32; this one does not."""
 
     def __call__(self, inputs: Any, cache: Any = None, input_embeddings: Any = None) -> Any:
         """Hidden states (rows, positions, hidden)."""
@@ -139,21 +139,22 @@ class _Gemma3Decoder(gemma3_text.Gemma3Model):  # type: ignore[misc]
 
 
 class _Gemma3(gemma3_text.Model):  # type: ignore[misc]
-    """mlx_lm's, read from the files of a model that also sees, too."""
+    """mlx_lm's Gemma 3, which can also be read from the files of a model that sees."""
 
     def __init__(self, args: gemma3_text.ModelArgs) -> None:
         super().__init__(args)
         self.model = _Gemma3Decoder(args)
 
     def sanitize(self, weights: dict[str, Any]) -> Any:
-        """mlx_lm's: the weights by the names that they have here."""
+        """The weights by their names in this model."""
         return super().sanitize(
             {own_name(name): tensor for name, tensor in weights.items() if not is_vision_tensor(name)}
         )
 
 
 def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx_lm's classes for this config. Gemma 3's are taken for a config that mlx_lm would read as the whole model, too."""
+    """mlx_lm's classes for this config, including Gemma 3's language part, for which mlx_lm would expect the whole
+    model."""
     if config["model_type"] == "gemma3_text":
         return _Gemma3, gemma3_text.ModelArgs
     classes: tuple[Any, Any] = _get_classes(config)
@@ -162,10 +163,10 @@ def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
 
 def _network(folder: Path, spec: DecoderSpec) -> Any:
     try:
-        whole = read_json(folder / "config.json")
+        full_config = read_json(folder / "config.json")
         if (file := gguf_of(folder)) is not None:
-            return _from_gguf(file, spec, whole)
-        settings = {**language_config(whole), **_explicit(spec)}
+            return _from_gguf(file, spec, full_config)
+        settings = {**language_config(full_config), **_explicit(spec)}
         network, _ = load_model(folder, lazy=False, strict=True, model_config=settings, get_model_classes=_classes)
     except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
         raise ModelNotFound(f"MLX cannot read {folder}: {error}. Copy or download the model again.") from error
@@ -173,7 +174,7 @@ def _network(folder: Path, spec: DecoderSpec) -> Any:
 
 
 def _from_gguf(file: Path, spec: DecoderSpec, config: dict[str, Any]) -> Any:
-    """mlx_lm reads safetensors only: the same classes, filled with what the GGUF file holds, a tensor at a time."""
+    """mlx_lm reads only safetensors, so its classes are filled from the GGUF file, a tensor at a time."""
     settings = {**config, **_explicit(spec)}
     classes, arguments = _classes(settings)
     network = classes(arguments.from_dict(settings))
@@ -196,7 +197,7 @@ def _trained(network: Any, method: str, request: LoadRequest) -> Tensors:
 
 
 def load_bundled_model(device: Any, compute: Any) -> MlxModel:
-    """The bundled model, all of it trained: what a device is checked with."""
+    """The bundled model, all of it trained; used for checking a device."""
     folder = resolve_model("starter-1m")
     with mx.stream(device):
         network = _network(folder, spec := decoder_spec(read_json(folder / "config.json")))
@@ -242,7 +243,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
 
 
 def _count(network: Any) -> int:
-    """Weights of the model; a 4-bit one packs eight into each element."""
+    """Number of weights; a 4-bit model packs eight into each element."""
     from mlx_lm.utils import get_total_parameters
 
     return int(get_total_parameters(network))

@@ -18,19 +18,20 @@ from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common.update import Mask, Pair
 
-# Key-value caches in the form that mlx_lm's models ask for: a prompt computed once, continued by many rows.
+# Key-value caches with the interface that mlx_lm's models expect: a prompt computed once, continued by many rows.
 #
-# mlx_lm calls, layer by layer, `cache.offset` (position of the first new token), `cache.update_and_fetch(keys, values)`
-# and, once a forward pass, `make_mask`.
+# mlx_lm calls, layer by layer, `cache.offset` (position of the first new token), `cache.update_and_fetch(keys,
+# values)` and, once per forward pass, `make_mask`.
 
 SHAPE_STEP = 16
-"""Lengths are rounded up to this, so that few different shapes occur: Metal's allocator keeps buffers by size."""
+"""Lengths are rounded up to a multiple of this, so that few different shapes occur: Metal's allocator keeps buffers by
+size."""
 SLOT_STEP = 64
-"""The same for the filled part of a cache while decoding."""
+"""The same for the filled part of a cache during decoding."""
 
 
 def round_up(length: int, step: int = SHAPE_STEP) -> int:
-    """The next multiple of step, at least one."""
+    """The next multiple of step, at least one step."""
     return max(step, -(-length // step) * step)
 
 
@@ -40,13 +41,13 @@ class PromptCache:
     offset = 0
 
     def __init__(self, by_group: bool = False) -> None:
-        """by_group: the model's scores have an axis more, that of queries a key."""
+        """by_group: the model's scores have an extra axis for the queries of each key."""
         self.keys: Any = None
         self.values: Any = None
         self.by_group = by_group
 
     def make_mask(self, length: int, window_size: int | None = None, return_array: bool = False) -> Any:
-        """The mask as mlx_lm asks for it."""
+        """The mask that mlx_lm asks for."""
         if not return_array and (window_size is None or length <= window_size):
             return "causal"
         slot = mx.arange(length)
@@ -54,11 +55,11 @@ class PromptCache:
         return (distance >= 0) & (distance < (window_size or length))
 
     def shaped(self, mask: Any) -> Any:
-        """mask (rows, 1, T, S) in as many axes as the model's scores have."""
+        """mask (rows, 1, T, S) with as many axes as the model's scores."""
         return mask[:, None] if self.by_group else mask
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
+        """Add the new keys and values (rows, kv_heads, T, d); returns everything that attention reads."""
         self.keys, self.values = keys, values
         return keys, values
 
@@ -73,7 +74,7 @@ class GroupCache:
         self._prompt, self._owner, self.offset, self._mask = prompt, owner, offset, mask
 
     def make_mask(self, length: int, window_size: int | None = None, **_options: Any) -> Any:
-        """The mask as mlx_lm asks for it."""
+        """The mask that mlx_lm asks for."""
         mask = self._mask
         if window_size is not None:
             prompt = mask.shape[-1] - length
@@ -84,7 +85,7 @@ class GroupCache:
         return self._prompt.shaped(mask)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
+        """Add the new keys and values (rows, kv_heads, T, d); returns everything that attention reads."""
         prompt = self._prompt
         return (
             mx.concatenate([prompt.keys[self._owner], keys], axis=2),  # (C, kv_heads, p + c, d)
@@ -93,7 +94,7 @@ class GroupCache:
 
 
 class DecodeCache:
-    """One new token a row in preallocated slots; the first `prompt` slots hold each row's right-padded prompt.
+    """One new token per row in preallocated slots; the first `prompt` slots hold each row's right-padded prompt.
 
     offset (rows,): position of the next token. filled: slots in use, equal for all rows.
     """
@@ -110,22 +111,22 @@ class DecodeCache:
         return mx.concatenate([part, mx.zeros((rows, heads, room, width), part.dtype)], axis=2)
 
     def make_mask(self, _length: int, window_size: int | None = None, **_options: Any) -> Any:
-        """(rows, 1, 1, slots): True on the row's own prompt and on what it has sampled, the new token included; of these
-        on the last window_size, if given."""
+        """(rows, 1, 1, slots): True on the row's own prompt and sampled tokens, including the new one; with window_size
+        only on the last that many of these."""
         slot = mx.arange(self._visible())
         sampled = (slot >= self._prompt) & (slot <= self.filled)
-        seen = (slot[None] < self._lengths[:, None]) | sampled[None]
+        visible = (slot[None] < self._lengths[:, None]) | sampled[None]
         if window_size is not None:
             place = mx.where(slot < self._prompt, slot, slot - self._prompt + self._lengths[:, None])
-            seen = seen & (self.offset[:, None] - place < window_size)
-        return self._shaped(seen[:, None, None, :])
+            visible = visible & (self.offset[:, None] - place < window_size)
+        return self._shaped(visible[:, None, None, :])
 
     def _visible(self) -> int:
         """Slots handed to attention: all filled ones and the new token, rounded up."""
         return round_up(self.filled + 1, SLOT_STEP)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Take the new keys and values (rows, kv_heads, T, d); give all that attention reads."""
+        """Add the new keys and values (rows, kv_heads, T, d); returns everything that attention reads."""
         self._keys[:, :, self.filled : self.filled + 1] = keys
         self._values[:, :, self.filled : self.filled + 1] = values
         end = self._visible()
@@ -174,7 +175,8 @@ def pad_rows(rows: Sequence[TokenIds], width: int) -> NDArray[np.int32]:
 
 
 def pad_micro_batch(pairs: Sequence[Pair], members: list[int], masks: Sequence[Mask] = ()) -> PaddedBatch:
-    """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: of each pair, as in TrainSample."""
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: one per pair, as in
+    TrainSample."""
     unique = list(dict.fromkeys(pairs[i][0] for i in members))
     row_of = {prompt: row for row, prompt in enumerate(unique)}
     completions = [pairs[i][1] for i in members]
@@ -204,12 +206,12 @@ def pad_micro_batch(pairs: Sequence[Pair], members: list[int], masks: Sequence[M
 # A loaded mlx_lm model: its trained tensors by name, decoding, and scores with a gradient path to those tensors.
 
 _SUMMED = 256
-"""Terms that a sum takes one after another, see logsumexp."""
+"""Number of terms that are summed one after another, see blocked_logsumexp."""
 
 
 def blocked_logsumexp(logits: Any) -> Any:
-    """logits (N, V) in float32 -> (N,). In blocks: on a processor MLX sums one term after another, and over a vocabulary the
-    rounding adds up to 1e-4 nats, always in the same direction."""
+    """logits (N, V) in float32 -> (N,). In blocks: on a processor MLX adds one term after another, and over a
+    vocabulary the rounding adds up to 1e-4 nats, always in the same direction."""
     padding = -logits.shape[-1] % _SUMMED
     padded = mx.pad(logits, [(0, 0), (0, padding)], constant_values=-math.inf) if padding else logits
     blocks = mx.logsumexp(padded.reshape(len(logits), -1, _SUMMED), axis=-1)
@@ -217,20 +219,20 @@ def blocked_logsumexp(logits: Any) -> Any:
 
 
 CHUNK_ELEMENTS = 1 << 24
-"""Logits held at once: 64 MiB in float32. The backward pass makes each chunk's again."""
+"""Logits held at once: 64 MiB in float32. The backward pass recomputes each chunk's."""
 Tensors = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """logprobs, entropy (C, c + 1) of a packed micro-batch's targets; padding holds anything finite."""
+    """logprobs, entropy (C, c + 1) of a packed micro-batch's targets; finite but meaningless in the padding."""
 
     logprobs: Any
     entropy: Any
 
 
 class MlxModel:
-    """network: mlx_lm's module. trained: float32 tensors by their names in it; what is computed with is their copy
+    """network: mlx_lm's module. trained: float32 tensors by their names in it; computation uses a copy of them
     in the compute type."""
 
     def __init__(self, network: Any, spec: DecoderSpec, trained: Tensors, compute: Any) -> None:
@@ -239,7 +241,7 @@ class MlxModel:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token in decoding."""
+        """Bytes of one token's keys and values in decoding."""
         return 2 * self.spec.layers * self.spec.kv_width * int(self.compute.size)
 
     def use(self, tensors: Mapping[str, Any]) -> None:
@@ -248,8 +250,8 @@ class MlxModel:
         self.network.update(tree_unflatten(cast))
 
     def settle(self) -> None:
-        """Compute with the trained tensors as they are now. Evaluated at once: work that mlx has put off belongs to
-        the thread that asked for it, and another thread could not finish it."""
+        """Compute with the current trained tensors. They are evaluated at once: lazy work in mlx belongs to
+        the thread that requested it, and another thread could not finish it."""
         self.use(self.trained)
         mx.eval(self.network.parameters(), self.trained)
 
@@ -263,18 +265,18 @@ class MlxModel:
         return self._finished(self._head.as_linear(hidden) if self.spec.tied else self._head(hidden))
 
     def _finished(self, logits: Any) -> Any:
-        """What the unembedding gives, scaled and capped as the family does."""
+        """The unembedding's output, scaled and capped as the family requires."""
         scaled = logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
         return mx.tanh(scaled / cap) * cap if cap else scaled
 
     @property
     def _by_group(self) -> bool:
-        """Whether the network has an axis of key heads and one of queries a key, so that masks need one more."""
+        """Whether attention has separate axes for key heads and queries per key, so that masks need an extra axis."""
         return self.spec.architecture == "Gemma2ForCausalLM" and self.spec.heads > self.spec.kv_heads
 
     def prefill(self, ids: Any) -> tuple[Any, list[PromptCache]]:
-        """Right-padded prompts (P, T) -> hidden states (P, T, hidden) and a cache a layer."""
+        """Right-padded prompts (P, T) -> hidden states (P, T, hidden) and one cache per layer."""
         caches = [PromptCache(self._by_group) for _ in range(self.spec.layers)]
         return self.network.model(ids, caches), caches
 
@@ -294,7 +296,7 @@ class MlxModel:
         return TokenLogprobs(*(mx.concatenate(list(parts)).reshape(shape) for parts in zip(*chunks, strict=True)))
 
     def _chunk(self, hidden: Any, targets: Any, temperature: float) -> tuple[Any, Any]:
-        """hidden (N, width) predicts targets (N,): log-probabilities and entropies (N,), logits not kept."""
+        """hidden (N, width) predicts targets (N,): log-probabilities and entropies (N,); the logits are not kept."""
         head = self._head
         quantised = isinstance(head, (nn.QuantizedLinear, nn.QuantizedEmbedding))
 
@@ -325,7 +327,7 @@ class DecodeSession:
         mx.eval(self.logits, [cache.arrays for cache in self._caches])
 
     def step(self, tokens: Any) -> None:
-        """Append one token a row (rows,) and compute the next logits."""
+        """Append one token per row (rows,) and compute the next logits."""
         hidden = self._model.network.model(tokens[:, None], self._caches)
         self.logits = self._model.logits(hidden[:, 0])
 
@@ -356,7 +358,7 @@ def _is_lora(name: str) -> bool:
 
 
 def to_arrays(tensors: Mapping[str, Any]) -> Arrays:
-    """By outside names; LoRA tensors transposed, because mlx_lm keeps (in, r) and (r, out)."""
+    """Arrays by outside names; LoRA tensors are transposed, because mlx_lm stores (in, r) and (r, out)."""
     return {
         to_peft_name(name): np.ascontiguousarray(np.array(tensor).T if _is_lora(name) else np.array(tensor))
         for name, tensor in tensors.items()
@@ -364,7 +366,7 @@ def to_arrays(tensors: Mapping[str, Any]) -> Arrays:
 
 
 def from_arrays(like: Mapping[str, Any], arrays: Mapping[str, object]) -> Tensors:
-    """The inverse of to_arrays for tensors named and shaped like those. Raises ValueError on a mismatch."""
+    """The inverse of to_arrays, for tensors with the names and shapes of `like`. Raises ValueError on a mismatch."""
     odd = sorted(arrays.keys() ^ {to_peft_name(name) for name in like})
     if odd:
         raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in arrays else 'missing'}")
@@ -380,14 +382,14 @@ def from_arrays(like: Mapping[str, Any], arrays: Mapping[str, object]) -> Tensor
 
 
 def linear_layers(network: Any) -> Iterator[tuple[str, Any]]:
-    """(name, module) of every linear layer inside the decoder's blocks, which are those that get an adapter."""
+    """(name, module) of every linear layer in the decoder's blocks; these get an adapter."""
     for name, module in network.named_modules():
         if ".layers." in name and isinstance(module, (nn.Linear, nn.QuantizedLinear)):
             yield name, module
 
 
 def add_adapter(network: Any, rank: int, alpha: float, seed: int) -> Tensors:
-    """Put LoRA on every linear layer and give its tensors: A uniform as PEFT initialises it, B zero."""
+    """Put LoRA on every linear layer and return its tensors: A uniform as in PEFT's initialisation, B zero."""
     rng = np.random.default_rng(seed)
     layers = [(name, LoRALinear.from_base(m, r=rank, scale=alpha / rank)) for name, m in linear_layers(network)]
     network.update_modules(tree_unflatten(layers))
@@ -401,7 +403,7 @@ def add_adapter(network: Any, rank: int, alpha: float, seed: int) -> Tensors:
 
 
 def set_scale(network: Any, scale: float) -> None:
-    """alpha / rank of every adapted layer."""
+    """Set alpha / rank in every adapted layer."""
     for _, module in network.named_modules():
         if isinstance(module, LoRALinear):
             module.scale = scale

@@ -23,9 +23,9 @@ from sapo_backends.reference import token_weight
 
 @dataclass(frozen=True, slots=True)
 class SampleArrays:
-    """Of the samples of one micro-batch: weight, advantage (C, 1) and log-probabilities (C, n), 0 where unknown.
+    """For the samples of one micro-batch: weight, advantage (C, 1) and log-probabilities (C, n), 0 where unknown.
 
-    has_old, has_behaviour (C, 1): whether the sample brings old or behaviour log-probabilities.
+    has_old, has_behaviour (C, 1): whether the sample comes with old or behaviour log-probabilities.
     """
 
     weight: Any
@@ -51,7 +51,7 @@ def _table(rows: Sequence[tuple[float, ...] | None], width: int) -> Any:
 def sample_arrays(
     samples: Sequence[TrainSample], whole: Sequence[TrainSample], policy: PolicyUpdate, width: int
 ) -> SampleArrays:
-    """whole: the full minibatch that the samples are a part of."""
+    """whole: the full minibatch that contains the samples."""
     return SampleArrays(
         weight=_column([token_weight(s, whole, policy) for s in samples], mx.float32),
         advantage=_column([s.advantage for s in samples], mx.float32),
@@ -64,7 +64,7 @@ def sample_arrays(
 
 
 def policy_objective(logprobs: Any, valid: Any, given: SampleArrays, policy: PolicyUpdate) -> tuple[Any, Any, Any]:
-    """logprobs, valid (C, n) -> this micro-batch's share of the loss, where the clip holds the gradient back (C, n),
+    """logprobs, valid (C, n) -> this micro-batch's share of the loss, where clipping blocks the gradient (C, n),
     ratios (C, n; 1 on padding)."""
     old = mx.where(given.has_old, given.old, mx.stop_gradient(logprobs))
     difference = mx.where(valid, logprobs - old, 0.0)
@@ -81,7 +81,7 @@ def policy_objective(logprobs: Any, valid: Any, given: SampleArrays, policy: Pol
 
 
 class AdamW:
-    """first, second: moment estimates by tensor name. steps: taken so far."""
+    """first, second: moment estimates by tensor name. steps: number taken so far."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.first: Tensors = {name: mx.zeros_like(tensor) for name, tensor in tensors.items()}
@@ -90,8 +90,8 @@ class AdamW:
         mx.eval(self.first, self.second)
 
     def step(self, tensors: Tensors, gradient: Tensors, policy: PolicyUpdate) -> float:
-        """Replace the entries of `tensors`; gives the gradient's norm before clipping. A gradient that is not finite
-        changes nothing."""
+        """Replace the entries of `tensors`; returns the gradient's norm before clipping. If the gradient is not finite,
+        nothing changes."""
         squares: Any = sum((grad.square().sum() for grad in gradient.values()), mx.array(0.0))
         norm = math.sqrt(float(squares))
         if not math.isfinite(norm):
@@ -138,7 +138,7 @@ def _grad(model: MlxModel, packed: PaddedBatch, given: SampleArrays, policy: Pol
     try:
         results, grads = mx.value_and_grad(loss)(model.trained)
     finally:
-        model.settle()  # without this the module would keep what the differentiation passed through it
+        model.settle()  # otherwise the module would keep the differentiation's tracers
     mx.eval(results, grads)
     return results, grads
 
@@ -160,8 +160,8 @@ def minibatch_gradient(
     for done, members in enumerate(batches):
         samples = [active[i] for i in members]
         packed = pad_micro_batch(pairs, members, masks)
-        given = sample_arrays(samples, part, policy, packed.targets.shape[1])
-        results, grads = _grad(model, packed, given, policy)
+        arrays = sample_arrays(samples, part, policy, packed.targets.shape[1])
+        results, grads = _grad(model, packed, arrays, policy)
         total = {name: grad + total[name] if total else grad for name, grad in grads.items()}
         mx.eval(total)
         _count(tally, packed, samples, results)

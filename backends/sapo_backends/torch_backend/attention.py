@@ -16,14 +16,14 @@ from sapo_backends.torch_backend.runtime import on_cpu
 
 # softmax(q k^T) v of one slab, over its own tokens and those of the prompts it continues, and its gradients.
 #
-# Queries are (kv_heads, rows, g, width, d), scaled, with g queries a key; own keys and values (2, kv_heads, rows, width,
-# d); those of the prompts (2, kv_heads, prompts, p, d), or None. bias: -inf where a token does not see, else 0; with
-# `full_attention` (width, width) over own tokens alone, which all see one prompt, else (1 or rows, 1, width, p + width).
-# Everything here can be TorchScript (runtime.py).
+# Queries are (kv_heads, rows, g, width, d), scaled, with g queries per key; own keys and values (2, kv_heads, rows,
+# width, d); those of the prompts (2, kv_heads, prompts, p, d), or None. bias: -inf where a token does not see, else 0;
+# with `full_attention` it is (width, width), over own tokens only, which all see one prompt; else (1 or rows, 1,
+# width, p + width). Everything here can be TorchScript (runtime.py).
 
 
 def materialises_scores(device: torch.device, scores: int) -> bool:
-    """Whether so many scores are made in full."""
+    """Whether this many scores are materialised in full."""
     return device.type == "cpu" and scores <= FULL_SCORES
 
 
@@ -32,8 +32,8 @@ def full_attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(q k^T) v in the shape of q, and the softmax (kv_heads, rows * g * width, p + width).
 
-    beyond (width, p): -inf on those tokens of the prompt that are out of sight, if there are any. cap: see
-    fused_ops.softcapped.
+    beyond (width, p): -inf on the prompt tokens that are outside the window, if there are any. cap: see
+    fused_ops.apply_softcap.
     """
     kv_heads, rows, group, width, size = q.shape
     q_own, k_own, v_own = q.view(-1, group * width, size), own[0].flatten(0, 1), own[1].flatten(0, 1)
@@ -56,7 +56,7 @@ def full_attention(
 def full_attention_backward(
     q: Tensor, own: Tensor, shared: Tensor | None, weights: Tensor, grad_out: Tensor, cap: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of q, own and shared, given grad_out, that of the result of `full_attention`."""
+    """Gradients of q, own and shared, given grad_out, the gradient of the result of `full_attention`."""
     group, width, size = q.shape[2:]
     q_own, k_own, v_own = q.view(-1, group * width, size), own[0].flatten(0, 1), own[1].flatten(0, 1)
     grad_out_own, grad_out_all, q_all = grad_out.view_as(q_own), grad_out.flatten(1, 3), q.flatten(1, 3)
@@ -67,7 +67,7 @@ def full_attention_backward(
         torch.bmm(grad_out_all, shared[1, :, 0].transpose(1, 2), out=grad_weights[:, :, :p])
     grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
     if cap != 0.0:
-        # Out of sight the gradient is 0 already, whatever the slope of a score that nobody used.
+        # Outside the window the gradient is already 0, whatever the derivative of the unused score.
         scores = torch.empty_like(weights)
         _scores(q_own, k_own, _own(scores, q_own, p), cap)
         if shared is not None:
@@ -88,7 +88,7 @@ def full_attention_backward(
 
 
 def _scores(q: Tensor, k: Tensor, out: Tensor, cap: float) -> None:
-    """q k^T of each of the first axis, capped, into out."""
+    """q k^T for each index of the first axis, capped, written into out."""
     torch.bmm(q, k.transpose(1, 2), out=out)
     apply_softcap(out, cap)
 
@@ -99,7 +99,7 @@ def _own(weights: Tensor, q_own: Tensor, p: int) -> Tensor:
 
 
 def _visible(own: Tensor, shared: Tensor | None, owner: Tensor) -> Tensor:
-    """Keys and values that each row sees (2, kv_heads, rows, p + width, d), its prompt's copied."""
+    """Keys and values that each row sees (2, kv_heads, rows, p + width, d), with its prompt's copied."""
     return own if shared is None else torch.cat((shared[:, :, owner], own), dim=3)
 
 
@@ -107,14 +107,14 @@ def _by_kernel(q: Tensor, visible: Tensor, bias: Tensor, cap: float) -> Tensor:
     kv_heads, rows, group, width, size = q.shape
     heads = q.permute(1, 0, 2, 3, 4).reshape(rows, kv_heads * group, width, size)
     k, v = visible[0].transpose(0, 1), visible[1].transpose(0, 1)
-    if cap != 0.0:  # the kernel knows no cap
+    if cap != 0.0:  # the kernel does not support a cap
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.matmul(heads, k.transpose(2, 3))
         wide = scores.float() if scores.dtype == torch.bfloat16 else scores
         weights = (torch.tanh(wide / cap) * cap + bias).softmax(-1)
         capped = torch.matmul(weights.to(heads.dtype), v)
         return capped.view(rows, kv_heads, group, width, size).permute(1, 0, 2, 3, 4)
-    if q.is_cuda and group > 1:  # with a mask and grouped heads a GPU has nothing but the kernel that makes all scores
+    if q.is_cuda and group > 1:  # with a mask and grouped heads, GPUs only have the kernel that materialises all scores
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     attended = F.scaled_dot_product_attention(
         heads, k, v, attn_mask=bias, scale=1.0, enable_gqa=k.shape[1] < heads.shape[1]
@@ -124,7 +124,7 @@ def _by_kernel(q: Tensor, visible: Tensor, bias: Tensor, cap: float) -> Tensor:
 
 @torch.jit.ignore  # type: ignore[untyped-decorator] # TorchScript knows no changeable global
 def _rows_at_once(q: Tensor, visible: Tensor, cap: float) -> int:
-    """All rows for the fused kernel; where scores are made in full, as many as stay within FULL_SCORES."""
+    """All rows for the fused kernel; where scores are materialised, as many rows as stay within FULL_SCORES."""
     if cap == 0.0:
         return q.shape[1]
     each = q.shape[0] * q.shape[2] * q.shape[3] * visible.shape[3]
@@ -148,18 +148,18 @@ def fused_attention(q: Tensor, own: Tensor, shared: Tensor | None, owner: Tensor
 def fused_attention_backward(
     q: Tensor, own: Tensor, shared: Tensor | None, owner: Tensor, bias: Tensor, grad_out: Tensor, cap: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The fused kernel once more: what it keeps for its own backward pass is small."""
+    """The fused kernel computed again: what it keeps for its own backward pass is small."""
     visible = _visible(own, shared, owner)
-    step, found = _rows_at_once(q, visible, cap), []
+    step, parts = _rows_at_once(q, visible, cap), []
     for at in range(0, q.shape[1], step):
         with torch.enable_grad():
             leaves = [q[:, at : at + step].detach(), visible[:, :, at : at + step].detach()]
             leaves = [leaf.requires_grad_() for leaf in leaves]
             of_rows = bias if bias.shape[0] == 1 else bias[at : at + step]
             again = _by_kernel(leaves[0], leaves[1], of_rows, cap)
-        found.append(torch.autograd.grad(again, leaves, grad_out[:, at : at + step]))
+        parts.append(torch.autograd.grad(again, leaves, grad_out[:, at : at + step]))
     grad_q, grad_seen = (
-        found[0] if len(found) == 1 else (torch.cat([f[0] for f in found], 1), torch.cat([f[1] for f in found], 2))
+        parts[0] if len(parts) == 1 else (torch.cat([f[0] for f in parts], 1), torch.cat([f[1] for f in parts], 2))
     )
     if shared is None:
         return grad_q, grad_seen, None
@@ -171,16 +171,17 @@ def fused_attention_backward(
 
 # Which tokens see which: prompts, and completions that share a prompt. Decoding is in kv_cache.py.
 #
-# An attention takes the projections of N flat tokens as they come out of one matrix product: rows (N, heads + 2 kv_heads,
-# d), queries, keys and values of each token, not yet rotated. It gives (N, heads * d), 0 for tokens of no slab. All slabs
-# of a layer are one function for TorchScript (runtime.py): they are most of an update's operations.
+# Attention takes the projections of N flat tokens as they come out of one matrix product: rows (N, heads + 2 kv_heads,
+# d), the queries, keys and values of each token, not yet rotated. It returns (N, heads * d), 0 for tokens outside all
+# slabs. All slabs of a layer are one function for TorchScript (runtime.py): they make up most of an update's
+# operations.
 
 
 class ScriptSlab(NamedTuple):
-    """A slab as TorchScript knows it: see packing.Slab; beyond: see slab_attention.full_attention.
+    """A slab as TorchScript sees it: see packing.SequenceSlab; beyond: see full_attention.
 
-    sees: -1 for prompts. cos, sin (rows, 1, width, d): the angles of its tokens, in the type to compute in: products of
-    ever-changing shapes are float32 on a CPU, see slab_attention.full_attention.
+    sees: -1 for prompts. cos, sin (rows, 1, width, d): the angles of its tokens, in the compute type: products of
+    ever-changing shapes are float32 on a CPU, see full_attention.
     """
 
     first: int
@@ -198,7 +199,7 @@ class ScriptSlab(NamedTuple):
 
     @classmethod
     def of(cls, slab: SequenceSlab, heads: int, cos: Tensor, sin: Tensor, window: int) -> "ScriptSlab":
-        """cos, sin (N, 1, d): as fused_ops.RopeTable gives them. window: tokens that are seen, 0 for all."""
+        """cos, sin (N, 1, d): as fused_ops.RopeTable gives them. window: number of tokens that are seen, 0 for all."""
         in_full = materialises_scores(cos.device, slab.rows * heads * slab.width * slab.seen)
         kind = torch.promote_types(cos.dtype, torch.float32) if in_full else cos.dtype
         bias = slab.causal(kind, window) if in_full else slab.bias(kind, window)
@@ -210,7 +211,7 @@ class ScriptSlab(NamedTuple):
 
 
 class ScoreScaling(NamedTuple):
-    """scale: of scores. cap: c tanh(x / c) of them, 0 for none."""
+    """scale: of scores. cap: c in c tanh(x / c) of them, 0 for none."""
 
     scale: float
     cap: float
@@ -225,14 +226,15 @@ def _padded(x: Tensor, slab: ScriptSlab) -> Tensor:
 
 
 def _unpadded(padded: Tensor, slab: ScriptSlab, out: Tensor) -> None:
-    """(rows, width, h, d) -> into out (count, h, d), which it is already when nothing is padded."""
+    """Write (rows, width, h, d) without padding into out (count, h, d); does nothing if that is the same memory
+    already."""
     places = slab.places
     if places is not None:
         torch.index_select(padded.flatten(0, 1), 0, places, out=out)
 
 
 def _out_view(out: Tensor, slab: ScriptSlab) -> Tensor:
-    """Where to write (rows, width, h, d): out (count, h, d) itself, or space of its own when rows are padded."""
+    """Where to write (rows, width, h, d): out (count, h, d) itself, or separate memory if rows are padded."""
     if slab.places is None:
         return out.view(slab.rows, slab.width, out.shape[1], out.shape[2])
     return out.new_empty([slab.rows, slab.width, out.shape[1], out.shape[2]])
@@ -251,12 +253,12 @@ def _keys_values(tokens: Tensor, kv_heads: int) -> Tensor:
 
 
 def _by_head(x: Tensor, like: Tensor) -> Tensor:
-    """A copy, contiguous, in the type of `like`."""
+    """A contiguous copy in the type of `like`."""
     return torch.empty(x.shape, dtype=like.dtype, device=x.device).copy_(x)
 
 
 def attend_slabs(rows: Tensor, heads: int, slabs: list[ScriptSlab], style: ScoreScaling) -> tuple[Tensor, list[Tensor]]:
-    """The result, and for each slab its queries, its keys and values, and the softmax if that was made in full."""
+    """The result, and for each slab its queries, its keys and values, and the softmax if it was materialised."""
     kv_heads, size = (rows.shape[1] - heads) // 2, rows.shape[2]
     result = rows.new_empty([rows.shape[0], heads, size])
     result[slabs[-1].end :].zero_()
@@ -285,7 +287,7 @@ def attend_slabs(rows: Tensor, heads: int, slabs: list[ScriptSlab], style: Score
 
 
 def attend_backward(grads: Tensor, saved: list[Tensor], slabs: list[ScriptSlab], style: ScoreScaling) -> Tensor:
-    """The gradient by rows from that by the result, (N, heads * d), and what `attend` saved."""
+    """The gradient of the rows, given that of the result (N, heads * d) and what `attend_slabs` saved."""
     kv_heads, group, size = saved[0].shape[0], saved[0].shape[2], saved[0].shape[4]
     heads = kv_heads * group
     grads = grads.view(-1, heads, size)
@@ -325,7 +327,7 @@ def attend_backward(grads: Tensor, saved: list[Tensor], slabs: list[ScriptSlab],
 
 @dataclass(slots=True)
 class _Slabs:
-    """Slabs for one pass through a model: layers of the same kind have the same angles and biases. longest: beyond every
+    """Slabs for one pass through a model: layers of the same kind share angles and biases. longest: greater than every
     position."""
 
     spec: DecoderSpec
@@ -334,7 +336,7 @@ class _Slabs:
     _known: dict[tuple[int, int], list[ScriptSlab]] = field(default_factory=dict)
 
     def of(self, layer: int, heads: int, cos: Tensor, sin: Tensor) -> list[ScriptSlab]:
-        """As a layer sees them."""
+        """The slabs as a layer sees them."""
         kind = self.spec.layer_rope[layer], self.spec.window_of(layer, self.longest)
         if kind not in self._known:
             self._known[kind] = [ScriptSlab.of(slab, heads, cos, sin, kind[1]) for slab in self.slabs]
@@ -342,25 +344,25 @@ class _Slabs:
 
     @property
     def style(self) -> ScoreScaling:
-        """Of every layer."""
+        """The score scaling of every layer."""
         return ScoreScaling(self.spec.scale, self.spec.softcap)
 
 
 class PromptAttention:
     """Causal attention over prompts, without gradients. keys_values: of every layer (2, prompts, kv_heads, p, d),
-    padded on the right. After the last layer only a prompt's last token is of use, and only of it is there a result (0
+    padded on the right. After the last layer only each prompt's last token is needed, so only that has a result (0
     for the others)."""
 
     def __init__(self, spec: DecoderSpec, slabs: Sequence[SequenceSlab], places: Tensor, lengths: Tensor) -> None:
-        """places (prompts, p): which flat token is whose; lengths (prompts,)."""
+        """places (prompts, p): the flat token at each place; lengths (prompts,)."""
         self.places, self.lengths, self.keys_values = places, lengths, list[Tensor]()
         self._spec, self._slabs = spec, _Slabs(spec, places.shape[1], slabs)
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """See decoder.Attend."""
+        """See decoder.AttentionFunction."""
         last, both = layer == self._spec.layers - 1, (heads + rows.shape[1]) // 2
         if not last:
-            # A few calls a batch: not worth the time of compiling them as TorchScript.
+            # A few calls per batch: not worth the time of compiling them as TorchScript.
             result, _ = attend_slabs(rows, heads, self._slabs.of(layer, heads, cos, sin), self._slabs.style)
         apply_rope(rows[:, heads:both], cos, sin)
         keys_values = rows[:, heads:][self.places]  # (prompts, p, 2 kv_heads, d)
@@ -378,17 +380,17 @@ class PromptAttention:
             torch.arange(self.places.shape[1], device=q.device),
             self._spec.window_of(layer, len(self.places[0])),
         )
-        seen = slot < self.lengths[:, None]
+        visible = slot < self.lengths[:, None]
         if window:
-            seen &= slot >= self.lengths[:, None] - window
+            visible &= slot >= self.lengths[:, None] - window
         scale, cap = self._slabs.style
         if cap == 0.0:
             attended = torch.nn.functional.scaled_dot_product_attention(
-                q, keys, values, attn_mask=seen[:, None, None], scale=scale
+                q, keys, values, attn_mask=visible[:, None, None], scale=scale
             )
         else:
             scores = apply_softcap((q @ keys.transpose(2, 3)).float() * scale, cap)
-            weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
+            weights = scores.masked_fill_(~visible[:, None, None], float("-inf")).softmax(-1)
             attended = weights.to(values.dtype) @ values
         result = queries.new_zeros(queries.shape[0], queries.shape[1] * queries.shape[2])
         return result.index_copy_(0, ends, attended.flatten(1))
@@ -399,18 +401,18 @@ class GroupAttention:
     for one pass through a model."""
 
     def __init__(self, spec: DecoderSpec, longest: int, slabs: Sequence[SequenceSlab]) -> None:
-        """longest: beyond every position."""
+        """longest: greater than every position."""
         self._slabs = _Slabs(spec, longest, slabs)
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """See decoder.Attend."""
+        """See decoder.AttentionFunction."""
         slabs = self._slabs.of(layer, heads, cos, sin)
         result: Tensor = _GroupAttention.apply(rows, heads, slabs, self._slabs.style)  # type: ignore[no-untyped-call]
         return result
 
 
 class _GroupAttention(torch.autograd.Function):
-    """All attentions of a layer with the rotation, so that their gradient is one tensor, written once."""
+    """All attention of a layer together with the rotation, so that their gradient is a single tensor, written once."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, heads: int, slabs: list[ScriptSlab], style: ScoreScaling) -> Tensor:
@@ -422,5 +424,5 @@ class _GroupAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         grads = gradients[0]
-        found = on_cpu(attend_backward, grads)(grads, list(ctx.saved_tensors), ctx.slabs, ctx.style)
-        return found, None, None, None
+        grads_in = on_cpu(attend_backward, grads)(grads, list(ctx.saved_tensors), ctx.slabs, ctx.style)
+        return grads_in, None, None, None

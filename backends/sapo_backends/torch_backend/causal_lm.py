@@ -1,7 +1,7 @@
-"""A loaded model: its frozen and trained tensors, and the three things an engine does with it.
+"""A loaded model: its frozen and trained tensors, and what an engine does with it.
 
-`session` starts decoding, `token_logprobs` gives log-probabilities with a gradient path to the trained tensors, which
-are views of one, `flat`.
+`session` starts decoding; `token_logprobs` gives log-probabilities with a gradient path to the trained tensors, which
+are views of a single tensor, `flat`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class DecodeSession(Protocol):
     logits: Tensor
 
     def step(self, tokens: Tensor) -> None:
-        """Append one token a row (rows,) and compute the next logits."""
+        """Append one token per row (rows,) and compute the next logits."""
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these."""
 
 
 class CausalModel(Protocol):
-    """What the engine needs of a model: DecoderModel, or transformers' behind the same interface.
+    """What the engine needs of a model: our own DecoderModel, or a transformers model behind the same interface.
 
-    base: all weights in one tensor as `layout` says. flat: what is trained (float32), or None; in full fine-tuning it
-    is base, else it holds the adapter as `adapter_layout` says, of rank `rank` and scale alpha / rank.
+    base: all weights in one tensor laid out by `layout`. flat: what is trained (float32), or None; in full fine-tuning
+    it is base, otherwise it holds the adapter laid out by `adapter_layout`, of rank `rank` and scale alpha / rank.
     """
 
     compute: torch.dtype
@@ -54,52 +54,53 @@ class CausalModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device that holds the weights."""
 
     @property
     def computed_by(self) -> str:
-        """Which decoder and which path, in words."""
+        """Which decoder and path compute it, in words."""
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token in decoding."""
+        """Bytes of one token's keys and values in decoding."""
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The config that fits the names of `merged`; None where it is that of the folder that was read, or of
-        the language part of what lies there."""
+        """The config that fits the names of `merged`; None if it is that of the folder that was read, or of the
+        language part of the model there."""
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these need gradients."""
 
     def decode_weights(self, trained: Mapping[str, Tensor] | None) -> Any:
-        """The same for decoding, without gradients; several sessions may share it."""
+        """The same for decoding, without gradients; several sessions may share the result."""
 
     def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Any) -> DecodeSession:
         """Prefill each prompt once; owner (rows,), ascending, says which prompt each row continues."""
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
-        """update.plan_micro_batches, which counts the padding where token_logprobs pads."""
+        """update.plan_micro_batches with the padding counted if token_logprobs pads."""
 
     def token_logprobs(self, packed: PackedBatch, weights: Any, temperature: float) -> TokenLogprobs:
         """Log-probability and entropy of every completion token of a packed micro-batch."""
 
     def merged(self) -> dict[str, Tensor]:
-        """Weights by Hugging Face name, the adapter added in float32, in the type they are stored in."""
+        """Weights by Hugging Face name, the adapter merged in float32, in the type they are stored in."""
 
     def close(self) -> None:
-        """Let go of all weights."""
+        """Release all weights."""
 
 
 def trained_tensors(model: CausalModel) -> dict[str, Tensor] | None:
-    """What is trained in the compute type, by name; None when nothing is. Without a gradient path to model.flat."""
+    """The trained tensors in the compute type, by name; None if nothing is trained. Without a gradient path to
+    model.flat."""
     if model.flat is None:
         return None
     return (model.adapter_layout or model.layout).views(model.flat.detach().to(model.compute))
 
 
 class DecoderModel:
-    """A decoder computed by this package; see Model."""
+    """A decoder computed by this package; see CausalModel."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class DecoderModel:
         compute: torch.dtype,
         four_bit: Mapping[str, FourBit] | None = None,
     ) -> None:
-        """four_bit: the fused weights that are not in base but stored in 4 bits."""
+        """four_bit: the fused weights that are stored in 4 bits instead of in base."""
         self.spec, self.layout, self.base, self.compute = spec, layout, base, compute
         self.four_bit = dict(four_bit or {})
         self._in_base = layout.without(self.four_bit)
@@ -122,27 +123,27 @@ class DecoderModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device that holds the weights."""
         return self.base.device
 
     @property
     def computed_by(self) -> str:
-        """See Model.computed_by."""
+        """See CausalModel.computed_by."""
         return str(self.paths)
 
     @property
     def token_bytes(self) -> int:
-        """See Model.token_bytes. On a processor they are float32 (kv_cache.KVCache)."""
+        """See CausalModel.token_bytes. On a processor they are float32 (kv_cache.KVCache)."""
         itemsize = 4 if self.device.type == "cpu" else self.compute.itemsize
         return 2 * self.spec.layers * self.spec.kv_width * itemsize
 
     @property
     def config(self) -> None:
-        """See Model.config."""
+        """See CausalModel.config."""
         return None
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> DecoderWeights:
-        """See Model.weights."""
+        """See CausalModel.weights."""
         if self.adapter_layout is None and trained is not None:
             return DecoderWeights(self.spec, trained, None, self.kernels)
         base = {**self._in_base.views(self.base.to(self.compute)), **self.four_bit}
@@ -150,7 +151,7 @@ class DecoderModel:
         return DecoderWeights(self.spec, base, adapter, self.kernels)
 
     def decode_weights(self, trained: Mapping[str, Tensor] | None) -> DecodeWeights | NativeDecodeWeights:
-        """See Model.decode_weights."""
+        """See CausalModel.decode_weights."""
         weights = self.weights(trained)
         if self.kernels is None:
             return DecodeWeights.of(self.spec, weights, self.paths.layout)
@@ -159,17 +160,17 @@ class DecoderModel:
     def session(
         self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: DecodeWeights | NativeDecodeWeights
     ) -> DecodeSession:
-        """See Model.session."""
+        """See CausalModel.session."""
         if isinstance(weights, NativeDecodeWeights):
             return NativeSession(self.spec, self.rope, weights, prompts, owner, steps)
         return DecoderSession(self.spec, self.rope, weights, prompts, owner, steps)
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
-        """See Model.micro_batches."""
+        """See CausalModel.micro_batches."""
         return plan_micro_batches(pairs, budget, workers, flat=slab_per_prompt(self.device))
 
     def token_logprobs(self, packed: PackedBatch, weights: DecoderWeights, temperature: float) -> TokenLogprobs:
-        """See Model.token_logprobs."""
+        """See CausalModel.token_logprobs."""
         slabs, wanted = packed.flat.slabs, pad_to_bucket(packed.predicts)
         attend = (
             GroupAttention(self.spec, packed.flat.longest, slabs)
@@ -185,7 +186,7 @@ class DecoderModel:
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """See Model.merged."""
+        """See CausalModel.merged."""
         result = {name: view.clone() for name, view in self._in_base.named_parts(self.base)}
         for entry in self.layout.entries:
             if entry.name in self.four_bit:
@@ -203,5 +204,5 @@ class DecoderModel:
         return result
 
     def close(self) -> None:
-        """See Model.close."""
+        """See CausalModel.close."""
         self.base, self.flat, self.four_bit = torch.empty(0), None, {}

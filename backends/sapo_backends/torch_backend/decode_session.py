@@ -31,13 +31,13 @@ from sapo_backends.torch_backend.paths import WeightLayout
 from sapo_backends.torch_backend.projections import FourBit
 from sapo_backends.torch_backend.runtime import on_cpu, pack_for_onednn
 
-# Decoding several rows with our own decoder: its weights laid out for products with few rows, prefill, then one token a row
-# and step.
+# Decoding several rows with our own decoder: its weights laid out for products with few rows, prefill, then one token
+# per row and step.
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
-    """prefill: the weights as training has them. layers, head: laid out for products with few rows."""
+    """prefill: the weights in the training layout. layers, head: laid out for products with few rows."""
 
     prefill: DecoderWeights
     layers: list[LayerWeights]
@@ -45,8 +45,8 @@ class DecodeWeights:
 
     @classmethod
     def of(cls, spec: DecoderSpec, weights: DecoderWeights, layout: WeightLayout) -> DecodeWeights:
-        """Lay the weights out. A batch reads them once for each token it samples, so that pays from a dozen on; an
-        adapter stays as it is and is added to what the laid-out layer gives."""
+        """Lay the weights out. A batch reads them once per token that it samples, so this pays off from a dozen
+        tokens on. An adapter stays as it is and is added to the output of the laid-out layer."""
         lay_out = _LAYOUTS[layout]
         layers = [_layer(spec, weights, layer, lay_out) for layer in range(spec.layers)]
         return cls(weights, layers, AdaptedProjection(lay_out(weights.head), None, [], [], 0.0, []))
@@ -74,7 +74,7 @@ def _projection(weights: DecoderWeights, name: str, lay_out: LayOut) -> AdaptedP
 
 def _layer(spec: DecoderSpec, weights: DecoderWeights, layer: int, lay_out: LayOut) -> LayerWeights:
     norms = [weights.norm_weight(f"{layer}.{name}_norm") for name in "qk"] if spec.qk_norm else []
-    # oneDNN's own gate knows no adapter
+    # oneDNN's fused gate does not support an adapter
     fused = lay_out is pack_for_onednn and weights.adapter is None and spec.activation == "silu"
     mlp = [_projection(weights, f"{layer}.gate_up", _as_stored if fused else lay_out)]
     if fused:
@@ -100,7 +100,7 @@ def _layer(spec: DecoderSpec, weights: DecoderWeights, layer: int, lay_out: LayO
 
 
 class DecoderSession:
-    """Decoding with a preallocated cache; see model.Session."""
+    """Decoding with a preallocated cache; see causal_lm.DecodeSession."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class DecoderSession:
         self._positions = lengths[owner[places.flatten()]]  # of the next token, (places,)
 
     def step(self, tokens: Tensor) -> None:
-        """See Session.step."""
+        """See DecodeSession.step."""
         cache = self._cache
         if cache.used == cache.slots:
             self._captured = None
@@ -159,7 +159,7 @@ class DecoderSession:
         self._positions = self._positions + 1
 
     def _compute(self, tokens: Tensor, positions: Tensor, captured: StepInputs | None = None) -> Tensor:
-        """Compute every place, then pick the rows; both in numbers that products are compiled for."""
+        """Compute every place, then pick the rows; both padded to sizes that products are compiled for."""
         spec, cache, weights = self._spec, self._cache, self._weights
         embed, norm = weights.prefill.tensors["embed"], weights.prefill.norm_weight("norm")
         frame = OuterWeights(embed, norm, weights.head, self._angles)
@@ -176,7 +176,7 @@ class DecoderSession:
         self._place_of, self._fed, self._picked = place_of, pad_to_bucket(places.flatten()), pad_to_bucket(place_of)
 
     def keep(self, rows: Tensor) -> None:
-        """See Session.keep."""
+        """See DecodeSession.keep."""
         self.logits, self._owner = self.logits[rows], self._owner[rows]
         places, place_of = plan_cache_grid(self._owner, self._lengths, self._cache.used)
         old_places = self._place_of[rows[places]]  # (E, W)
@@ -185,21 +185,21 @@ class DecoderSession:
         self._seat(places, place_of)
 
 
-# Decoding with the compiled kernels: nothing is padded but vectors, and a row that leaves leaves everything in place.
+# Decoding with the compiled kernels: only vectors are padded, and when a row leaves, the others stay in place.
 #
-# The weights are laid out once a batch as prefill and the compiled step want them.
+# The weights are laid out once per batch in the form that prefill and the compiled step need.
 
 
 def _column_major(weight: Tensor) -> Tensor:
-    """The same matrix (out, in), its columns contiguous: MKL multiplies 8 rows with it in half the time, 64 in five
+    """The same matrix (out, in) with contiguous columns: MKL multiplies 8 rows with it in half the time, 64 in five
     sixths."""
     return weight.t().contiguous().t()
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A projection with its adapter in it. weight (out, in), its columns contiguous; panels (out / PANEL, in, PANEL),
-    the last one filled up with zeros."""
+    """A projection with its adapter merged in. weight (out, in), its columns contiguous; panels (out / PANEL, in,
+    PANEL), the last one padded with zeros."""
 
     weight: Tensor
     bias: Tensor | None
@@ -243,7 +243,7 @@ class NativeLayer:
 
 @dataclass(frozen=True, slots=True)
 class NativeDecodeWeights:
-    """embed and head (V, hidden), the head's columns contiguous. An adapter is added to what it adapts: for a small
+    """embed and head (V, hidden), the head's columns contiguous. An adapter is merged into the weights: for a small
     model that costs less than the steps it saves."""
 
     kernels: NativeKernels
@@ -254,7 +254,7 @@ class NativeDecodeWeights:
 
     @classmethod
     def of(cls, kernels: NativeKernels, spec: DecoderSpec, weights: DecoderWeights) -> NativeDecodeWeights:
-        """Lay the weights of a model out, once a batch."""
+        """Lay out a model's weights, once per batch."""
         tensors = weights.tensors
         layers = [
             NativeLayer(
@@ -277,7 +277,7 @@ def _padded(count: int) -> int:
 
 
 class NativeSession:
-    """See model.Session. All tensors are float32 in the processor's memory."""
+    """See causal_lm.DecodeSession. All tensors are float32 in the processor's memory."""
 
     def __init__(
         self,
@@ -301,21 +301,22 @@ class NativeSession:
         self._scratch = torch.empty(width)
         self.logits = self._prefill(prompts)[owner]
         self._owner, self._rows, self._used = owner, torch.arange(len(owner)), 0
-        # Slots behind the filled ones are multiplied and hidden afterwards: nothing there may be slow to compute with.
+        # Slots after the filled ones are multiplied too and masked afterwards, so they must not hold values that are
+        # slow to compute with.
         self._completions = torch.zeros(spec.layers, 2, len(owner) * spec.kv_heads * spec.head_dim * slots)
         wide = spec.hidden + 2 * (spec.query_width + spec.kv_width) + 3 * spec.intermediate
         self._workspace = torch.empty(len(owner) * wide)
         self._layers = (KernelLayer * spec.layers)(*(self._layer(number) for number in range(spec.layers)))
 
     def _layer(self, number: int) -> KernelLayer:
-        """Where everything of a layer lies."""
+        """The addresses of a layer's tensors."""
         of = self._weights.layers[number]
         mixing = of.norm1, of.qkv.panels, of.qkv.bias, of.q_norm, of.k_norm, of.out.panels, of.out.bias
         mlp = of.norm2, of.gate_up.panels, of.gate_up.bias, of.down.panels, of.down.bias
         return KernelLayer(*map(data_pointer, (*mixing, *mlp, *self._keys_values[number], *self._completions[number])))
 
     def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
-        """Every prompt's keys and values; logits (prompts, V) after each."""
+        """Computes every prompt's keys and values; returns the logits (prompts, V) after each."""
         spec, kernels, starts = self._spec, self._kernels, torch.tensor([0, *accumulate(map(len, prompts))])[:-1]
         last = starts + self._lengths - 1
         x = F.embedding(torch.tensor([token for prompt in prompts for token in prompt]), self._weights.embed)
@@ -341,7 +342,7 @@ class NativeSession:
         return self._logits(x)
 
     def step(self, tokens: Tensor) -> None:
-        """See Session.step."""
+        """See DecodeSession.step."""
         spec, x = self._spec, F.embedding(tokens, self._weights.embed)
         self._kernels.library.sapo_decode_step(
             ctypes.byref(self._shape),
@@ -355,7 +356,7 @@ class NativeSession:
         self.logits = self._logits(x)
 
     def keep(self, rows: Tensor) -> None:
-        """See Session.keep."""
+        """See DecodeSession.keep."""
         self.logits, self._owner, self._rows = self.logits[rows], self._owner[rows], self._rows[rows]
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One decode step of a whole batch as a single function that TorchScript can compile, and what it works with."""
+"""One decode step of a whole batch as a single function that TorchScript can compile, and the types it uses."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,15 @@ from torch import Tensor
 from sapo_backends.torch_backend.fused_ops import apply_rope, apply_softcap, rms_norm_forward, silu_and_mul
 from sapo_backends.torch_backend.projections import dequantise_nf4
 
-# What one decode step works with, as TorchScript knows it: weights, caches, shapes and constants.
+# The inputs of one decode step as TorchScript types: weights, caches, shapes and constants.
 
 
 class AdaptedProjection(NamedTuple):
-    """A linear layer, weight (out, in) or oneDNN's own form of it, and its adapter: scale * B A x.
+    """A linear layer, weight (out, in) or oneDNN's packed form of it, and its adapter: scale * B A x.
 
-    scales: none, or one: weight then holds the codes of model.four_bit, (out, in / 2).
-    lora_a: none, or one (parts * rank, in); lora_b: none, or one (out, parts * rank), 0 but for each part's own rank.
+    scales: none, or one: weight then holds the codes of projections.FourBit, (out, in / 2).
+    lora_a: none, or one (parts * rank, in); lora_b: none, or one (out, parts * rank), 0 except in each part's own rank
+    columns.
     """
 
     weight: Tensor
@@ -29,8 +30,8 @@ class AdaptedProjection(NamedTuple):
 
 class LayerWeights(NamedTuple):
     """One layer's weights. mlp: gate and up, or one fused projection. head_norms: none, or those of queries and
-    keys, of each head or of all together. norm1, norm2: before attention and MLP; after1, after2: behind them. rope: number
-    of its tables; windowed: whether it sees the window alone."""
+    keys, per head or over all heads together. norm1, norm2: before attention and MLP; after1, after2: after them. rope:
+    index of its rope's tables; windowed: whether it sees only the window."""
 
     norm1: Tensor | None
     qkv: AdaptedProjection
@@ -60,7 +61,7 @@ class LayerKVCache(NamedTuple):
 
 
 class ModelConstants(NamedTuple):
-    """Constants of a model; see spec.DecoderSpec. window: 0 where no text is longer."""
+    """Constants of a model; see spec.DecoderSpec. window: 0 if no text is longer."""
 
     norm_eps: float
     scale: float
@@ -74,7 +75,7 @@ class ModelConstants(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """entries * width places; slot is where the new token's keys go."""
+    """entries * width places; slot is where the new token's keys are written."""
 
     heads: int
     kv_heads: int
@@ -85,14 +86,15 @@ class StepShape(NamedTuple):
 
 
 class AttentionMask(NamedTuple):
-    """What hides tokens from layers: of each length bucket (E' * kv_heads, 1, p), and of the places' own (slots,)."""
+    """Masks that hide tokens from layers: per length bucket (E' * kv_heads, 1, p), and for the places' own tokens
+    (slots,)."""
 
     prompts: list[Tensor | None]
     own: Tensor | None
 
 
 class OuterWeights(NamedTuple):
-    """What lies around the layers: embedding (V, hidden), last norm, unembedding, and fused_ops.RopeTable's tables."""
+    """The weights outside the layers: embedding (V, hidden), last norm, unembedding, and fused_ops.RopeTable's tables."""
 
     embed: Tensor
     norm: Tensor
@@ -102,7 +104,7 @@ class OuterWeights(NamedTuple):
 
 # One decode step of a whole batch as a single function that TorchScript can run (runtime.py).
 #
-# On processors whose bfloat16 goes through oneDNN the weights are laid out for it once a batch.
+# On processors whose bfloat16 goes through oneDNN, the weights are laid out for it once per batch.
 
 
 def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -110,14 +112,14 @@ def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def _head_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rows (M, h, d), each head normalised alone, or with a weight (h * d,) all together."""
+    """rows (M, h, d), each head normalised on its own, or, with a weight (h * d,), all together."""
     if weight.shape[0] == rows.shape[2]:
         return rms_norm_forward(rows, weight, eps)[0]
     return rms_norm_forward(rows.flatten(1), weight, eps)[0].view(rows.shape)
 
 
 def _adapted(y: Tensor, x: Tensor, of: AdaptedProjection) -> Tensor:
-    """y with what the adapter adds."""
+    """y plus the adapter's contribution."""
     return y if len(of.lora_a) == 0 else y.addmm_(F.linear(x, of.lora_a[0]).mul_(of.scale), of.lora_b[0].t())
 
 
@@ -127,7 +129,7 @@ def _dequantised(codes: Tensor, scales: Tensor, like: Tensor) -> Tensor:
 
 
 def _weight(x: Tensor, of: AdaptedProjection) -> Tensor:
-    """What x is multiplied with."""
+    """The dense weight to multiply x with."""
     return of.weight if len(of.scales) == 0 else _dequantised(of.weight, of.scales[0], x)
 
 
@@ -143,7 +145,7 @@ def apply_projection(x: Tensor, of: AdaptedProjection) -> Tensor:
 def _add_linear(
     x: Tensor, of: AdaptedProjection, residual: Tensor, after: Tensor | None, style: ModelConstants
 ) -> Tensor:
-    """residual + the projection of x, normalised by `after`, times what the model multiplies it with."""
+    """residual + the projection of x, normalised by `after`, times the model's residual scale."""
     if after is not None or style.residual_scale != 1.0:
         return residual + _norm(apply_projection(x, of), after, style.norm_eps).mul_(style.residual_scale)
     if of.weight.is_mkldnn:
@@ -180,7 +182,7 @@ def _attention(
     """q (E', kv_heads, W, g, d) of the entries of one bucket -> softmax(q k^T) v of that shape.
 
     bias (E' * kv_heads, 1, p): 0 or -inf. end: slots of completion_k and completion_v that are read; hidden (end,): 0,
-    or -inf for those that are not filled yet or out of sight, where there are such.
+    or -inf for slots that are not filled yet or outside the window, if there are any.
     """
     entries, kv_heads, width, group, size = q.shape
     scale = style.scale
@@ -209,11 +211,11 @@ def _within_window(
     shape: StepShape,
     slot: Tensor | None,
 ) -> AttentionMask:
-    """What layers with a window do not see either. positions (E * W,): of the new tokens."""
+    """The mask of layers with a window, which also hides what is outside it. positions (E * W,): of the new tokens."""
     window, width, begin = shape.style.window, shape.width, 0
     prompts: list[Tensor | None] = []
     for i, end in enumerate(ends):
-        first = positions[begin * width : end * width : width] - window  # (E',), the last position out of sight
+        first = positions[begin * width : end * width : width] - window  # (E',), the last position outside the window
         place = torch.arange(caches.prompt_k[i].shape[2], device=positions.device)
         kind = caches.completion_k.dtype
         bias = torch.zeros([end - begin, place.shape[0]], dtype=kind, device=positions.device)
@@ -248,12 +250,12 @@ def decode_step(
 ) -> Tensor:
     """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
-    ends, biases: of each length bucket, its last entry's number plus one and what hides its padding. angles: cos, sin
-    (E * W, 1, d) of each rope as fused_ops.RopeTable gives them; positions (E * W,). Rows from E * W to M only fill up;
-    they see nothing.
+    ends, biases: for each length bucket, the number of its last entry plus one, and what hides its padding. angles:
+    cos, sin (E * W, 1, d) of each rope as fused_ops.RopeTable gives them; positions (E * W,). Rows from E * W to M are
+    only padding; they see nothing.
 
-    slot (1,), hidden (slots,): the same step without a number that changes, for capturing: where the keys go instead of
-    shape.slot, and what hides the slots behind it, which must be finite.
+    slot (1,), hidden (slots,): for capturing, the same step without a Python number that changes: the keys are written
+    at slot instead of shape.slot, and hidden masks the slots after it, whose contents must be finite.
     """
     heads, kv_heads, entries, width = shape.heads, shape.kv_heads, shape.entries, shape.width
     both, size, places, style = heads + kv_heads, caches[0].completion_k.shape[3], entries * width, shape.style
@@ -320,10 +322,9 @@ def next_logits(
     slot: Tensor | None = None,
     hidden: Tensor | None = None,
 ) -> Tensor:
-    """tokens (rows,), positions (places,) -> logits (M, V) of which the first are the rows'; see decode_step.
+    """tokens (rows,), positions (places,) -> logits (M, V), of which the first are the rows'; see decode_step.
 
-    fed, picked: the row that each place is fed, and each row's place, filled up to numbers that products are compiled
-    for.
+    fed, picked: the row that each place is fed, and each row's place, padded to sizes that products are compiled for.
     """
     style = shape.style
     x = F.embedding(tokens[fed], frame.embed)

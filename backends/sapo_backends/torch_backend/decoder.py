@@ -1,4 +1,5 @@
-"""The own decoder: every family in one function over named tensors, which lie in one flat parameter, with LoRA adapters."""
+"""Our own decoder: every family in one function over named tensors, which are views of one flat parameter, with LoRA
+adapters."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from sapo_backends.torch_backend.projections import BLOCK, FourBit, Weight, adap
 
 # All parameters in one flat tensor, so that casts, gradients, clipping and Adam each touch memory once.
 #
-# Projections that read the same input lie next to each other: q, k, v are one matrix, gate and up another.
+# Projections that read the same input are adjacent: q, k, v form one matrix, gate and up another.
 
 PIECE = 1 << 22
 """Elements that are copied at once."""
@@ -30,7 +31,7 @@ PIECE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class FusedPart:
-    """One tensor of the Hugging Face file: its name there and its rows of the fused tensor."""
+    """One tensor of the Hugging Face file: its name there, and its rows in the fused tensor."""
 
     name: str
     rows: int
@@ -46,7 +47,7 @@ class FusedTensor:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     def split(self, fused: Tensor) -> dict[str, Tensor]:
@@ -56,7 +57,7 @@ class FusedTensor:
 
 
 class TensorLayout:
-    """Where each fused tensor lies in the flat one."""
+    """Where each fused tensor is in the flat one."""
 
     def __init__(self, entries: Sequence[FusedTensor]) -> None:
         self.entries = tuple(entries)
@@ -93,8 +94,8 @@ class TensorLayout:
 
 @torch.no_grad()
 def move_tensors(tensors: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Copy each tensor into the view of its name, then yield both. Afterwards the tensors hold nothing: the memory of what is
-    copied is given back a piece at a time, so that little is there twice."""
+    """Copy each tensor into the view of its name, then yield both. The tensors are empty afterwards: the memory of
+    copied parts is freed a piece at a time, so that little is held twice."""
     ranges = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors.values())
     overlap = any(end > begin for (_, end), (begin, _) in pairwise(ranges))
     for name, view in views.items():
@@ -145,17 +146,17 @@ def decoder_layout(spec: DecoderSpec) -> TensorLayout:
     return TensorLayout(entries)
 
 
-# Which tensors of a model are stored in 4 bits, and where the parts of a file lie in them.
+# Which tensors of a model are stored in 4 bits, and where a file's tensors belong in them.
 
 
 def reserve_four_bit(layout: TensorLayout, compute: torch.dtype, device: torch.device) -> dict[str, FourBit]:
-    """Room for every fused weight that is stored in 4 bits."""
+    """Space for every fused weight that is stored in 4 bits."""
     return {e.name: FourBit.empty(e.shape[0], e.shape[1], compute, device) for e in layout.entries if fits_four_bit(e)}
 
 
 def fits_four_bit(entry: FusedTensor) -> bool:
-    """Whether a fused tensor is stored in 4 bits: a projection whose parts are whole blocks. Embeddings, norms and biases are
-    not."""
+    """Whether a fused tensor is stored in 4 bits: projections whose parts are whole blocks are; embeddings, norms and
+    biases are not."""
     if len(entry.shape) != 2 or not entry.name.endswith(".weight"):
         return False
     return entry.shape[1] % 2 == 0 and all(part.rows * entry.shape[1] % BLOCK == 0 for part in entry.parts)
@@ -164,25 +165,25 @@ def fits_four_bit(entry: FusedTensor) -> bool:
 def four_bit_places(
     weights: Mapping[str, FourBit], entries: Sequence[FusedTensor]
 ) -> dict[str, tuple[FourBit, int, tuple[int, int]]]:
-    """The file's tensor name -> where it lies: its fused weight, the number of its first weight there, its shape."""
-    found = {}
+    """The file's tensor name -> its fused weight, the index of its first element there, its shape."""
+    places = {}
     for entry in entries:
         if entry.name not in weights:
             continue
         at, columns = 0, entry.shape[1]
         for part in entry.parts:
-            found[part.name] = weights[entry.name], at, (part.rows, columns)
+            places[part.name] = weights[entry.name], at, (part.rows, columns)
             at += part.rows * columns
-    return found
+    return places
 
 
-# LoRA (arXiv 2106.09685) on every linear layer, in PEFT's names so that peft and our GGUF writer read it.
+# LoRA (arXiv 2106.09685) on every linear layer, with PEFT's names, so that peft and our GGUF writer can read it.
 
 PREFIX = "base_model.model."
 
 
 def lora_layout(spec: DecoderSpec, rank: int) -> TensorLayout:
-    """A of projections with the same input lie together: (parts * rank, in); each B is its own (out, rank)."""
+    """A of projections with the same input are stacked: (parts * rank, in); each B is separate (out, rank)."""
     entries = []
     for layer in range(spec.layers):
         for name, columns, parts, _ in fused_projections(spec, layer):
@@ -195,7 +196,7 @@ def lora_layout(spec: DecoderSpec, rank: int) -> TensorLayout:
 
 
 def initialise_lora(layout: TensorLayout, flat: Tensor, seed: int) -> None:
-    """A uniform as PEFT's Kaiming initialisation gives, B zero: the adapter changes nothing at first."""
+    """A uniform as in PEFT's Kaiming initialisation, B zero: at first the adapter changes nothing."""
     generator = torch.Generator().manual_seed(seed)
     flat.zero_()
     for name, view in layout.named_parts(flat):
@@ -213,7 +214,7 @@ class LoraWeights:
     scale: float
 
     def delta(self, name: str, x: Tensor) -> Tensor:
-        """scale * B A x, where the layer itself is computed elsewhere: (N, in) -> (N, out)."""
+        """scale * B A x, for layers that are themselves computed elsewhere: (N, in) -> (N, out)."""
         low = F.linear(x, self.tensors[f"{name}.A"]) * self.scale  # (N, parts * rank)
         parts = torch.split(low, self.rank, dim=-1)
         return torch.cat([F.linear(part, self.tensors[f"{name}.B{i}"]) for i, part in enumerate(parts)], dim=-1)
@@ -234,24 +235,24 @@ class LoraWeights:
 
 # The decoder itself: every family of spec.FAMILIES in one function over flat tokens.
 #
-# Tokens of all sequences lie behind one another, (N, width); only attention knows which belong together, and it is
+# Tokens of all sequences are concatenated, (N, width); only attention knows which belong together, and it is
 # passed in. The same code therefore serves training, prefill and decoding.
 
 
 class AttentionFunction(Protocol):
     """Queries, keys and values of one layer, rows (N, heads + 2 kv_heads, d), not rotated -> (N, heads * d).
 
-    cos, sin: as fused_ops.RopeTable gives them. The rows may be overwritten when they need no gradient.
+    cos, sin: as fused_ops.RopeTable gives them. The rows may be overwritten if they need no gradient.
     """
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor, /) -> Tensor:
-        """Attention of one layer; layer counts from 0, heads are those of queries."""
+        """Attention of one layer; layer counts from 0, heads is the number of query heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """Fused tensors by name in the compute type, projections maybe as FourBit; the adapter if there is one, and the kernels
-    that compute with them, if any."""
+    """Fused tensors by name in the compute type, projections possibly as FourBit; the adapter if there is one, and the
+    kernels to compute with, if any."""
 
     spec: DecoderSpec
     tensors: Mapping[str, Any]
@@ -259,12 +260,12 @@ class DecoderWeights:
     kernels: NativeKernels | None = None
 
     def norm_weight(self, name: str) -> Tensor:
-        """What a norm multiplies with: some families store what is added to 1."""
+        """A norm's multiplier: some families store its difference from 1."""
         weight: Tensor = self.tensors[name]
         return weight + self.spec.norm_offset if self.spec.norm_offset else weight
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """x (..., width) normalised; x itself where the family has no such norm."""
+        """x (..., width) normalised; x itself if the family has no such norm."""
         if name not in self.tensors:
             return x
         if self.spec.norm_offset and x.dtype == torch.bfloat16:
@@ -281,8 +282,7 @@ class DecoderWeights:
         )
 
     def add_linear(self, name: str, x: Tensor, residual: Tensor, after: str) -> Tensor:
-        """residual + linear(x), normalised by `after` where the family does so, in one pass where nothing else is to be
-        added."""
+        """residual + linear(x), normalised by `after` if the family does so; in one pass if nothing else is added."""
         factor, is_normed = self.spec.residual_scale, after in self.tensors
         if self.adapter is None and f"{name}.bias" not in self.tensors and factor == 1.0 and not is_normed:
             return torch.addmm(residual, x, dense_weight(self.tensors[f"{name}.weight"]).t())
@@ -316,7 +316,7 @@ def hidden_states(
 ) -> Tensor:
     """Final normalised hidden states (M, hidden) of wanted (M,) of the N flat tokens, times the logits' scale.
 
-    Of the others the last layer computes only what attention needs: most of a prompt predicts nothing.
+    For the others, the last layer computes only what attention needs: most of a prompt predicts nothing.
     """
     x = F.embedding(flat.ids, weights.tensors["embed"])
     if spec.embed_scale != 1.0:
@@ -335,7 +335,7 @@ def hidden_states(
 
 
 def _heads(spec: DecoderSpec, weights: DecoderWeights, layer: int, qkv: Tensor) -> Tensor:
-    """Fused (N, q + 2 kv) -> (N, heads + 2 kv_heads, d), queries and keys normalised where the model does so."""
+    """Fused (N, q + 2 kv) -> (N, heads + 2 kv_heads, d), queries and keys normalised if the model does so."""
     rows = qkv.view(qkv.shape[0], -1, spec.head_dim)
     if not spec.qk_norm:
         return rows

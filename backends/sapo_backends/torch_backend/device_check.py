@@ -1,7 +1,7 @@
-"""What the engine computes on a device that it has not met before, against float64 on the processor.
+"""Checks the engine's results on a device that it has not used before against float64 on the processor.
 
-Runs by itself before the first model of the own decoder is loaded there: seconds on a GPU, about half of one on a
-processor. Remembered for this device, type, torch, and C kernels.
+Runs by itself before the first model of our own decoder is loaded there: it takes seconds on a GPU, about half of one
+on a processor. The result is remembered for this device, type, torch version and C kernels.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sapo_backends.torch_backend.packing import pack_micro_batch
 from sapo_backends.torch_backend.runtime import PATHS, ShardWorkers, fall_back, is_left_out, leave_out, without_paths
 
 FORMAT = 2
-"""Counted up when more is checked, so that every device is met anew."""
+"""Increased when more is checked, so that every device is checked again."""
 OPTIONAL = {"cuda": ("cuda-graph",), "cpu": ("native", "onednn", "torchscript")}
-"""Paths that a device can do without, by its type."""
+"""Paths that can be left out, by device type."""
 LOGPROB_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Mean error of a log-probability that rounding explains."""
 GRADIENT_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Of the gradient's length."""
+"""Error of the gradient, relative to its length, that rounding explains."""
 PROMPTS = ((5, 9, 200, 31, 17), (7, 7, 12), (40, 3, 8, 250, 17, 60, 2))
 GROUP, TOKENS = 3, 12
 _CONFIG = {
@@ -54,14 +54,14 @@ _CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceCheckResult:
-    """failed: what the device computes wrongly, in words; "" when nothing. without: paths that had to be left out."""
+    """failed: what the device computes wrongly, in words; "" if nothing. without: paths that had to be left out."""
 
     failed: str
     without: tuple[str, ...] = ()
 
 
 def _model(device: torch.device, compute: torch.dtype) -> DecoderModel:
-    """Always the same weights."""
+    """A small model whose weights are always the same."""
     spec: DecoderSpec = decoder_spec(_CONFIG)
     layout = decoder_layout(spec)
     base = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)) * 0.1
@@ -70,17 +70,17 @@ def _model(device: torch.device, compute: torch.dtype) -> DecoderModel:
 
 
 def _scored(model: DecoderModel, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the pairs' completions, and the gradient of their sum with changing signs, in float64."""
+    """Log-probabilities of the pairs' completions, and the gradient of their sum with alternating signs, in float64."""
     leaf = model.base.to(model.compute).requires_grad_()
     packed = pack_micro_batch(pairs, list(range(len(pairs))), model.device)
-    found = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
-    signs = 1.0 - 2.0 * (torch.arange(len(found), device=found.device) % 2)
-    (gradient,) = torch.autograd.grad((found * signs.to(found.dtype)).sum(), leaf)
-    return found.detach().cpu().double(), gradient.cpu().double()
+    logprobs = model.token_logprobs(packed, model.weights(model.layout.views(leaf)), 1.0).logprobs
+    signs = 1.0 - 2.0 * (torch.arange(len(logprobs), device=logprobs.device) % 2)
+    (gradient,) = torch.autograd.grad((logprobs * signs.to(logprobs.dtype)).sum(), leaf)
+    return logprobs.detach().cpu().double(), gradient.cpu().double()
 
 
 def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
-    """What differs from float64: sampling, scoring, the gradient of an update."""
+    """Where the device differs from float64: sampling, scoring, the gradient of an update."""
     model, exact, workers = (
         _model(device, compute),
         _model(torch.device("cpu"), torch.float64),
@@ -94,12 +94,12 @@ def _wrong(device: torch.device, compute: torch.dtype) -> Iterator[str]:
     pairs = [(prompt, c.tokens) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group]
     expected, gradient = _scored(exact, pairs)
     sampled = torch.tensor([p for group in groups for c in group for p in c.logprobs], dtype=torch.float64)
-    found, found_gradient = _scored(model, pairs)
-    errors = {"sampling": (sampled - expected).abs().mean(), "scoring": (found - expected).abs().mean()}
+    logprobs, device_gradient = _scored(model, pairs)
+    errors = {"sampling": (sampled - expected).abs().mean(), "scoring": (logprobs - expected).abs().mean()}
     for name, error in errors.items():
         if not float(error) <= LOGPROB_ERROR[compute]:
             yield f"{name} (log-probabilities are off by {float(error):.1e})"
-    off = float((found_gradient - gradient).norm() / gradient.norm())
+    off = float((device_gradient - gradient).norm() / gradient.norm())
     if not off <= GRADIENT_ERROR[compute]:
         yield f"an update (its gradient is off by {off:.1e} of its length)"
 
@@ -116,7 +116,7 @@ def _failure(device: torch.device, compute: torch.dtype, left_out: Sequence[str]
 
 
 def check_device(device: torch.device, compute: torch.dtype) -> DeviceCheckResult:
-    """Check the device; where it fails, find the path without which it does not, and leave that out from now on."""
+    """Check the device; if it fails, find the path without which it passes, and disable that from now on."""
     failed = _failure(device, compute)
     if not failed:
         return DeviceCheckResult("")
@@ -139,7 +139,8 @@ def _record(device: torch.device, compute: torch.dtype) -> Path:
 
 
 def ensure_device_checked(device: torch.device, compute: torch.dtype) -> None:
-    """Check a device the first time, and do without what failed then. Raises BackendUnavailable where nothing helps."""
+    """Check a device the first time it is used, and disable paths that failed an earlier check. Raises
+    BackendUnavailable if no disabled path helps."""
     record = _record(device, compute)
     try:
         for name in json.loads(record.read_text(encoding="utf-8")):
@@ -149,19 +150,19 @@ def ensure_device_checked(device: torch.device, compute: torch.dtype) -> None:
         return
     except (OSError, ValueError, TypeError):
         pass  # not met yet
-    found = check_device(device, compute)
-    if found.failed:
+    result = check_device(device, compute)
+    if result.failed:
         others = (device.type != "cpu", "--device cpu"), (compute != torch.float32, "--precision float32")
         fix = ", or ".join(flag for may_help, flag in others if may_help)
-        raise BackendUnavailable(f"{device} was checked and computes wrongly: {found.failed}.", fix and f"use {fix}")
-    with contextlib.suppress(OSError):  # a disk that is full or not to be written costs another check the next time
+        raise BackendUnavailable(f"{device} was checked and computes wrongly: {result.failed}.", fix and f"use {fix}")
+    with contextlib.suppress(OSError):  # a full or read-only disk means only that the check runs again next time
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(found.without), encoding="utf-8")
+        record.write_text(json.dumps(result.without), encoding="utf-8")
 
 
 def on_processor() -> dict[str, str]:
-    """Check the processor in both types if that was not done yet; name -> why a fast path cannot be used here. Raises
-    BackendUnavailable."""
+    """Check the processor in both types unless that was done before; name -> why a fast path cannot be used here.
+    Raises BackendUnavailable."""
     for compute in LOGPROB_ERROR:
         ensure_device_checked(torch.device("cpu"), compute)
     return paths.check_fast_paths()

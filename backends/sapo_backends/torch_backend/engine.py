@@ -50,7 +50,7 @@ from sapo_backends.torch_backend.packing import pack_micro_batch
 from sapo_backends.torch_backend.runtime import ShardWorkers, free_memory
 from sapo_backends.torch_backend.update import FlatAdamW, PolicyTrainer
 
-# What an engine writes to disk: the trained tensor, Adam's moments and a JSON with what they belong to.
+# What an engine writes to disk: the trained tensor, Adam's moments, and a JSON file that says what they belong to.
 
 
 def _by_name(layout: TensorLayout, flat: Tensor) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def save_checkpoint(
     identity: dict[str, Any],
     with_optimizer: bool = True,
 ) -> None:
-    """trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, state.json."""
+    """Write trained.safetensors and optimizer.safetensors by Hugging Face or PEFT names, and state.json."""
     save_file(_by_name(layout, flat), folder / TRAINED)
     if with_optimizer:
         moments = {"first": _by_name(layout, optimizer.first), "second": _by_name(layout, optimizer.second)}
@@ -76,10 +76,10 @@ def save_checkpoint(
 def restore_checkpoint(
     folder: Path, layout: TensorLayout, flat: Tensor, optimizer: FlatAdamW, identity: dict[str, Any]
 ) -> None:
-    """Read what `save`, or another engine with the same names, wrote into the given tensors; they change only if
-    everything fits. Raises CheckpointCorrupt.
+    """Read what save_checkpoint, or another engine with the same names, wrote into the given tensors; they change only
+    if everything fits. Raises CheckpointCorrupt.
 
-    Without the optimizer's file the moments are zero and no step was taken.
+    Without the optimizer's file the moments are zero and the step count starts at 0.
     """
     try:
         state = read_state(folder, identity)
@@ -97,19 +97,19 @@ def restore_checkpoint(
 
 
 def _moments(folder: Path, layout: TensorLayout) -> list[Tensor] | None:
-    """The two moments as flat as the parameters. Raises RuntimeError, OSError, SafetensorError."""
+    """The two moments, flat like the parameters. Raises RuntimeError, OSError, SafetensorError."""
     read = read_moments(folder, load_file)
     if read is None:
         return None
-    found, named = read
+    moments, named = read
     if not named:
-        flat = [found[moment][""] for moment in MOMENTS]
+        flat = [moments[moment][""] for moment in MOMENTS]
         if any(tensor.shape != (layout.size,) for tensor in flat):
             raise RuntimeError("the optimizer's state does not fit the model")
         return flat
     fresh = [torch.empty(layout.size) for _ in MOMENTS]
     for tensor, moment in zip(fresh, MOMENTS, strict=True):
-        layout.fill(tensor, found[moment])
+        layout.fill(tensor, moments[moment])
     return fresh
 
 
@@ -148,7 +148,7 @@ def _memory(device: torch.device, suggestion: str) -> Iterator[None]:
 
 
 class TorchEngine(Engine):
-    """model.flat is the one trained tensor; without it the engine only generates."""
+    """model.flat is the single trained tensor; without it the engine only generates."""
 
     def __init__(
         self,
@@ -213,7 +213,8 @@ class TorchEngine(Engine):
         return result
 
     def use_share(self, share: float) -> None:
-        """See Engine.use_share. Half the threads hold half the micro-batches at a time; a single worker's get smaller."""
+        """See Engine.use_share. With half the threads, half the micro-batches run at a time; a single worker gets
+        smaller ones."""
         self._workers.use_share(share)
         if self._trainer is not None and self._workers.count == 1:
             self._trainer.share = share
@@ -239,8 +240,9 @@ class TorchEngine(Engine):
         return stats
 
     def _give_back(self) -> None:
-        """What generation needed is not what an update needs: of a large model the peak of a round is the larger one. A
-        small model keeps freed memory for its next round, and returns now and then what an evaluation left."""
+        """Free memory that generation needed and an update does not: for a large model the round's peak is then the
+        larger of the two, not the sum. A small model keeps freed memory for its next round, and now and then returns
+        what an evaluation left."""
         now = time.monotonic()
         if self._model.layout.size >= round_memory.SHARDED_BELOW or now - self._returned >= hardware.RETURN_EVERY_S:
             self._returned = now

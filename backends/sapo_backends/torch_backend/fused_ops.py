@@ -1,4 +1,5 @@
-"""RMSNorm, rotary embedding and SwiGLU with hand-written backward passes, by few torch calls or by the compiled kernels."""
+"""RMSNorm, rotary embedding and SwiGLU with hand-written backward passes, in few torch calls or by the compiled
+kernels."""
 
 import ctypes
 import math
@@ -62,10 +63,11 @@ class NativeSwiGlu(torch.autograd.Function):
 
 
 class SequenceAttention:
-    """Prompts, and completions that each continue one of them; see decoder.Attend and attention.GroupAttention."""
+    """Prompts, and completions that each continue one of them; see decoder.AttentionFunction and
+    attention.GroupAttention."""
 
     def __init__(self, kernels: NativeKernels, slabs: Sequence[SequenceSlab]) -> None:
-        """slabs: each prompt one of its own, as packing lays them out for a processor, its completions behind it."""
+        """slabs: one per prompt, as packing lays them out for a processor, each followed by its completions."""
         self.kernels = kernels
         starts, lengths, sees, prompt = list[int](), list[int](), list[int](), 0
         for slab in slabs:
@@ -78,12 +80,12 @@ class SequenceAttention:
         self.longest, self.end = max(lengths), slabs[-1].end
 
     def __call__(self, _layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """See decoder.Attend."""
+        """See decoder.AttentionFunction."""
         result: Tensor = _Attention.apply(self, heads, rows.contiguous(), cos, sin)  # type: ignore[no-untyped-call]
         return result
 
     def call(self, name: str, heads: int, rows: Tensor, *tensors: Tensor) -> None:
-        """kernels.library.sapo_{name}, as sapo_attention and its gradient take the sequences first and the workspace
+        """Call kernels.library.sapo_{name}: sapo_attention and its gradient take the sequences first and the workspace
         last."""
         kv_heads = (rows.shape[1] - heads) // 2
         shape = KernelShape(heads, kv_heads, rows.shape[2], 0, 0.0)
@@ -177,14 +179,14 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Ten
 
 
 def _norm_backward(x: Tensor, weight: Tensor, scale: Tensor, grad_out: Tensor, trained: bool) -> list[Tensor]:
-    """The gradient by x, and where it is trained by the weight."""
+    """The gradient of x, and of the weight if that is trained."""
     normal = x * scale
     result: list[Tensor] = []
     if trained:
         parts = (grad_out * normal).reshape(-1, x.shape[-1])
         result.append(torch.mm(parts.new_ones([1, len(parts)]), parts)[0])  # a sum, but several times faster
     grad_out = grad_out * weight
-    # What only changes x's length has no effect.
+    # A change of only x's length has no effect.
     radial = torch.linalg.vecdot(grad_out, normal).unsqueeze(-1).mul_(1.0 / x.shape[-1])
     # (grad_out - normal * radial) * scale; addcmul and sub are several times slower than this in bfloat16.
     result.append(grad_out.add_(normal.mul_(radial.neg_())).mul_(scale))
@@ -203,12 +205,12 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (x, weight, scale), trained = ctx.saved_tensors, ctx.needs_input_grad[1]
-        found = on_cpu(_norm_backward, x)(x, weight, scale, gradients[0], trained)
-        return found[-1], found[0] if trained else None, None
+        grads = on_cpu(_norm_backward, x)(x, weight, scale, gradients[0], trained)
+        return grads[-1], grads[0] if trained else None, None
 
 
 class _WideRmsNorm(torch.autograd.Function):
-    """RMSNorm by offset + weight, computed in float32; kept for the backward pass are x and weight as they came."""
+    """RMSNorm by offset + weight, computed in float32; x and weight are kept unconverted for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
@@ -221,26 +223,26 @@ class _WideRmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (x, weight, scale), trained = ctx.saved_tensors, ctx.needs_input_grad[1]
         wide = x.float(), weight.float() + ctx.offset, scale, gradients[0].float(), trained
-        found = [grad.to(x.dtype) for grad in on_cpu(_norm_backward, x)(*wide)]
-        return found[-1], found[0] if trained else None, None, None
+        grads = [grad.to(x.dtype) for grad in on_cpu(_norm_backward, x)(*wide)]
+        return grads[-1], grads[0] if trained else None, None, None
 
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, of one shape."""
+    """silu(gate) * up, all of the same shape."""
     return F.silu(gate).mul_(up)
 
 
 def gated_backward(
     gate: Tensor, up: Tensor, silu_gate: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
 ) -> None:
-    """Writes the gradients of `gated` into grad_gate and grad_up, which may be silu_gate; all of one shape."""
+    """Write the gradients of `silu_and_mul` into grad_gate and grad_up, which may be silu_gate; all of one shape."""
     torch.mul(grad_out, up, out=grad_gate)
     torch.mul(grad_out, silu_gate, out=grad_up)
     torch.ops.aten.silu_backward(grad_gate, gate, grad_input=grad_gate)
 
 
 def _swiglu(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate), kept because its exponential costs more than its memory, and that times up."""
+    """silu(gate), kept because recomputing its exponential costs more than its memory, and silu(gate) * up."""
     gate, up = gate_up.chunk(2, dim=-1)
     silu_gate = F.silu(gate)
     return silu_gate * up, silu_gate
@@ -281,11 +283,11 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def inverse_norm(x: Tensor, eps: float) -> Tensor:
-    """(mean x^2 + eps)^-1/2 over the last axis, kept as an axis of one."""
+    """(mean x^2 + eps)^-1/2 over the last axis, which stays with size 1."""
     norm: Tensor = torch.linalg.vector_norm(x, 2.0, [-1], True)  # accumulates in float32, rounds only its result
     if x.dtype != torch.float64:
         norm = norm.to(torch.float32)
-    # One operation with a tensor for eps; a Python number among tensors is two more, a conversion and its copy.
+    # One operation with a tensor for eps; a Python number would add two, a conversion and its copy.
     return torch.addcmul(norm.new_full([], eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_().to(x.dtype)
 
 
@@ -301,8 +303,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: NativeKernels | Non
 
 
 def wide_rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
-    """RMSNorm of x by offset + weight with one rounding: in bfloat16 the sum, the scale and the product would each add one,
-    a third of Gemma's error at 1,500 tokens."""
+    """RMSNorm of x by offset + weight with one rounding: in bfloat16 the sum, the scale and the product would each
+    round once, which makes up a third of Gemma's error at 1,500 tokens."""
     result: Tensor = _WideRmsNorm.apply(x, weight, offset, eps)  # type: ignore[no-untyped-call]
     return result
 
@@ -320,7 +322,7 @@ def swiglu(gate_up: Tensor, kernels: NativeKernels | None = None) -> Tensor:
 
 
 def geglu(gate_up: Tensor) -> Tensor:
-    """GeGLU with the approximation by tanh: gelu(first half) * second half of gate_up (N, 2 width) -> (N, width)."""
+    """GeGLU with the tanh approximation: gelu(first half) * second half of gate_up (N, 2 width) -> (N, width)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 

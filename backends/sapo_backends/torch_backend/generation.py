@@ -1,8 +1,9 @@
-"""Generation: one batch of all rows, each prompt prefilled once, finished rows dropped; and the sampler of the next token.
+"""Generation: one batch of all rows, each prompt prefilled once, finished rows dropped; and the sampler of the next
+token.
 
 The sampler inverts the cumulative distribution and reads the large (rows, V) array only once after the softmax: block
-sums first, then one block a row in float64. As exact as a float64 cumulative sum and several times faster than that or
-torch.multinomial over a vocabulary of 150k. Of a small vocabulary the sum itself is faster.
+sums first, then one block per row in float64. This is as exact as a float64 cumulative sum, and several times faster
+than that or torch.multinomial over a vocabulary of 150k. For a small vocabulary the plain cumulative sum is faster.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
 from sapo_backends.torch_backend.runtime import ShardWorkers, split_range
 
 BLOCK = 256
-"""Tokens in a block; a divisor of the vocabulary near it is taken if there is one."""
+"""Target number of tokens per block; a divisor of the vocabulary size near it is used if there is one."""
 SAMPLED_ELEMENTS = 1 << 21
-"""On a CPU, so many probabilities are made and sampled from at once, 8 MiB: larger tensors are given back to the system
-at every step and paid for again with page faults."""
+"""Number of probabilities computed and sampled from at once on a CPU, 8 MiB: larger tensors would be returned to the
+system at every step and cost page faults again."""
 
 
 def draw_uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tensor:
-    """One float64 uniform a row and step (rows, steps), all at once: what a row gets does not depend on which
-    other rows are still alive or on how rows are shared out among threads."""
+    """One float64 uniform per row and step (rows, steps), all sampled at once: a row's numbers do not depend on which
+    other rows are still running or on how rows are distributed over threads."""
     if not isinstance(seed, int):
         return torch.from_numpy(row_uniforms(seed, steps))
     generator = torch.Generator().manual_seed(seed)
@@ -46,9 +47,9 @@ def sample_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[
         compiled = sampler_kernels(logits)
         if compiled is not None:
             return compiled.sample(logits, sampling.temperature, uniform)
-    if logits.device.type == "mps":  # which has no float64; its memory is the processor's
-        found, scores = sample_tokens(logits.cpu(), sampling, uniform)
-        return found.to(logits.device), scores
+    if logits.device.type == "mps":  # which has no float64; it shares the processor's memory
+        sampled, scores = sample_tokens(logits.cpu(), sampling, uniform)
+        return sampled.to(logits.device), scores
     rows = max(1, SAMPLED_ELEMENTS // logits.shape[1])
     if logits.device.type != "cpu" or len(logits) <= rows:
         return _sample_rows(logits, sampling, uniform)
@@ -58,7 +59,7 @@ def sample_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[
 
 
 def _sample_rows(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for some of the rows."""
+    """sample_tokens for some of the rows."""
     logits = logits.float()
     if sampling.temperature == 0.0:
         tokens = logits.argmax(dim=-1)
@@ -73,8 +74,8 @@ def _sample_rows(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[T
 
 
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0. Some index where they are
-    no numbers: the log-probability says so (see GeneratedRows)."""
+    """Index (rows,) sampled in proportion to non-negative weights (rows, V); never one of weight 0. If the weights are
+    NaN, an arbitrary index; its log-probability shows the problem (see GeneratedRows)."""
     rows, size = weights.shape
     if size <= SMALL_VOCABULARY:
         edges = weights.cumsum(dim=-1, dtype=torch.float64)
@@ -90,20 +91,20 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     before = torch.where(block > 0, edges.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, width))[:, 0].double()  # (rows, width)
     within = inside.cumsum(dim=-1)
-    # Rounding may leave the target a hair beyond the block's own sum: the last token of any weight is meant then.
+    # Rounding may leave the target slightly beyond the block's own sum: then the last token with a weight is chosen.
     index = (within <= torch.minimum(target - before, _just_below(within[:, -1:]))).sum(dim=-1)
     return block[:, 0] * width + index
 
 
 def _target(edges: Tensor, uniform: Tensor) -> Tensor:
-    """Where the uniform number lies on edges (rows, n): (rows, 1), below the last one whatever the rounding."""
+    """The uniform number scaled to edges (rows, n): (rows, 1), always below the last edge, whatever the rounding."""
     last = edges[:, -1:]
     return torch.minimum(uniform.to(edges.device)[:, None] * last, _just_below(last))
 
 
 @cache
 def block_width(size: int) -> int:
-    """Of a vocabulary's blocks: what divides it, so that no padded copy is needed, else BLOCK."""
+    """Width of a vocabulary's blocks: a divisor of its size, so that no padded copy is needed, else BLOCK."""
     return next((width for width in range(2 * BLOCK, BLOCK // 4 - 1, -1) if size % width == 0), BLOCK)
 
 
@@ -120,12 +121,12 @@ def filter_top_p(probabilities: Tensor, top_p: float) -> Tensor:
 
 
 COMPACT_BELOW, COMPACT_CAPTURED_BELOW = 0.75, 0.5
-"""The cache is copied to fewer rows once this share of them is still alive; copying more often costs more than it saves. On
-an NVIDIA GPU each copy is a new capture of the step, too."""
+"""The cache is copied to fewer rows once this share of them is still running; copying more often costs more than it
+saves. On an NVIDIA GPU each copy also means capturing the step again."""
 
 
 def drops_rows(living: int, rows: int, device: torch.device) -> bool:
-    """Whether the cache is copied to the rows that are still alive."""
+    """Whether to copy the cache to the rows that are still running."""
     return living < rows * (COMPACT_CAPTURED_BELOW if device.type == "cuda" else COMPACT_BELOW)
 
 
@@ -140,7 +141,7 @@ class GenerationRequest:
 
 
 class GenerationMonitor:
-    """Passes on cancellation and the sum of all shards' progress."""
+    """Passes on cancellation, and reports the sum of all shards' progress."""
 
     def __init__(self, shards: int, cancel: CancelToken | None, on_tokens: Callable[[int, int], None] | None) -> None:
         self._cancel, self._on_tokens, self.shards = cancel, on_tokens, shards
@@ -163,9 +164,9 @@ def generate_completions(
     workers: ShardWorkers,
     monitor: GenerationMonitor,
 ) -> list[list[Completion]]:
-    """group_size completions of each prompt; see Engine.generate. Prompts are shared out among the workers.
+    """group_size completions of each prompt; see Engine.generate. Prompts are distributed over the workers.
 
-    Raises Cancelled with what every worker had until then.
+    Raises Cancelled with what all workers had sampled so far.
     """
     size, steps = request.group_size, request.sampling.max_new_tokens
     uniform = draw_uniforms(len(request.prompts) * size, steps, seed)
@@ -198,7 +199,7 @@ def _shard(
     number: int,
     monitor: GenerationMonitor,
 ) -> None:
-    """Decode the rows of some prompts into `rows`; uniform (rows, steps). As many at once as there is room for."""
+    """Decode the rows of some prompts into `rows`, as many at once as fit; uniform (rows, steps)."""
     steps = uniform.shape[1]
     if not len(uniform) or not steps:
         return
@@ -226,7 +227,7 @@ def _wave(
     rows: GeneratedRows,
     monitored: Callable[[], None],
 ) -> None:
-    """Decode some rows to their end."""
+    """Decode some rows until they end."""
     monitored()
     steps = uniform.shape[1]
     first = members.start // request.group_size

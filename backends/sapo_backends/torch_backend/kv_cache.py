@@ -1,4 +1,5 @@
-"""The keys and values of decoding, in which completions share their prompt's; and a decode step captured once and replayed."""
+"""The key-value cache of decoding, in which completions share their prompt's part; and a decode step captured once and
+replayed."""
 
 from __future__ import annotations
 
@@ -13,17 +14,18 @@ from torch import Tensor
 from sapo_backends.torch_backend.decode_step import LayerKVCache
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
-# A decode step captured once and replayed: on a GPU a step of a small model is hundreds of kernels of a few
-# microseconds each, and launching them takes longer than they do.
+# A decode step captured once and replayed: on a GPU, a step of a small model is hundreds of kernels of a few
+# microseconds each, and launching them takes longer than running them.
 #
-# What changes from step to step lies in tensors that keep their place (tokens, positions, the slot that is written, what
-# masks the slots behind it); what does not is captured with its addresses. Rows that leave mean a new capture.
+# Values that change from step to step are in tensors at fixed addresses (tokens, positions, the slot that is written,
+# the mask of the slots after it); everything else is captured with its address. When rows leave, the step is captured
+# again.
 
 Compute = Callable[["StepInputs"], Tensor]
 CHECKED_STEPS = 4
 """Replayed steps that are compared with plain ones the first time a device is used."""
 TOLERANCE = 1e-2
-"""Of logits; the kernels are the same, so that they usually agree to the last bit."""
+"""Tolerance of logits; the kernels are the same, so they usually agree to the last bit."""
 
 
 @dataclass
@@ -37,13 +39,13 @@ class StepInputs:
 
     @classmethod
     def of(cls, tokens: Tensor, positions: Tensor, used: int, slots: int, kind: torch.dtype) -> StepInputs:
-        """For the step after `used` filled slots."""
+        """Inputs of the step after `used` filled slots."""
         hidden = torch.full((slots,), float("-inf"), dtype=kind, device=tokens.device)
         hidden[: used + 1] = 0.0
         return cls(tokens.clone(), positions.clone(), torch.tensor([used], device=tokens.device), hidden)
 
     def advance(self, tokens: Tensor) -> None:
-        """The next step, in place."""
+        """Advance to the next step, in place."""
         self.tokens.copy_(tokens)
         self.positions += 1
         self.slot += 1
@@ -55,8 +57,9 @@ class GraphCapture:
     """Whether decode steps are captured; shared by every session of a process.
 
     Nothing is trusted: the first replay of every capture and the first steps on each device are compared with plain
-    ones. failed: devices on which something went wrong, which decode plainly from then on, with a line in the log.
-    checked: replayed steps that were compared, by device.
+    ones. failed: devices on which something went wrong; they decode without capture from then on, with a line in the
+    log.
+    checked: number of replayed steps that were compared, by device.
     """
 
     failed: set[torch.device] = field(default_factory=set)
@@ -67,18 +70,18 @@ class GraphCapture:
         return device.type == "cuda" and device not in self.failed and not is_left_out("cuda-graph")
 
     def capture(self, inputs: StepInputs, compute: Compute) -> CapturedStep | None:
-        """The step, computed once and captured; None where that does not work."""
+        """The step, computed once and captured; None if capturing does not work."""
         device = inputs.tokens.device
         try:
-            found = CapturedStep(inputs, compute)
+            captured = CapturedStep(inputs, compute)
         except RuntimeError as error:
             self._give_up(device, f"capture failed: {error}")
             return None
-        return found if self._agree(device, found.logits, found.expected) else None
+        return captured if self._agree(device, captured.logits, captured.expected) else None
 
     def replay(self, captured: CapturedStep, tokens: Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
-        """The logits (rows, V) after tokens (rows,); None when they differ from those of `plain`, which computes the
-        same step and is called for the first CHECKED_STEPS on each device only."""
+        """The logits (rows, V) after tokens (rows,); None if they differ from those of `plain`, which computes the
+        same step and is called only for the first CHECKED_STEPS on each device."""
         device = tokens.device
         checks = self.checked.get(device, 0) < CHECKED_STEPS
         expected = plain().clone() if checks else None
@@ -103,7 +106,7 @@ CAPTURE = GraphCapture()
 
 
 class CapturedStep:
-    """logits: of the last step; overwritten by the next. expected: of the first step, computed plainly."""
+    """logits: of the last step; overwritten by the next. expected: of the first step, computed without capture."""
 
     def __init__(self, inputs: StepInputs, compute: Compute) -> None:
         self._inputs = inputs
@@ -114,10 +117,10 @@ class CapturedStep:
                 self.expected = compute(inputs).clone()
             now.wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            # torch up to 2.13 leaves a failed capture without setting the stream back
+            # torch up to 2.13 leaves a failed capture without restoring the stream
             with torch.cuda.stream(now), torch.cuda.graph(self._graph):
                 self.logits = compute(inputs)
-            self.logits.fill_(float("nan"))  # a replay that does nothing must not pass for one that works
+            self.logits.fill_(float("nan"))  # so that a replay that does nothing cannot pass the check
             self._graph.replay()  # capture computes nothing; writing a slot twice does no harm
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -128,25 +131,27 @@ class CapturedStep:
         return self.logits
 
 
-# The keys and values of decoding, in which the completions of a group share their prompt's.
+# The key-value cache of decoding, in which the completions of a group share their prompt's part.
 #
-# Attention for one new token a row is bound by memory traffic and by the number of operations. So the prompt's part is
-# read once for all rows of a group, as one matrix product, and a token's keys and values are written at once.
+# Attention for one new token per row is bound by memory traffic and by the number of operations. So the prompt's part
+# is read once for all rows of a group, as one matrix product, and a token's keys and values are written in one
+# operation.
 
 STEP_COST = 256
-"""What a row's projections cost in a decode step, in units of one token of attention."""
+"""Cost of a row's projections in a decode step, in units of attention to one token."""
 SLOT_STEP = 256
-"""Tokens by which the places' room grows: a completion rarely uses all that it may."""
+"""Tokens by which the places' capacity grows: a completion rarely uses all that it may."""
 BUCKET_COST = 1500
-"""What a further length bucket costs a step on a CPU, in units of one token of one place: its operations."""
+"""Cost of the operations that another length bucket adds to a step on a CPU, in units of one token of one place."""
 
 
 def plan_cache_grid(owner: Tensor, lengths: Tensor, own_tokens: int) -> tuple[Tensor, Tensor]:
-    """Places for rows of prompts owner (rows,), ascending: entries of equally many places, each entry of one prompt.
+    """Places for rows of prompts owner (rows,), ascending: all entries have equally many places, and each entry has one
+    prompt.
 
-    lengths (prompts,): tokens of each prompt; entries with shorter ones come first. Gives (entries, width) row of each
-    place, and (rows,) place of each row. A place left over repeats a row. A prompt with many rows may get several
-    entries: the width is chosen so that little is computed in vain.
+    lengths (prompts,): tokens of each prompt; entries with shorter ones come first. Returns (entries, width) the row of
+    each place, and (rows,) the place of each row. A spare place repeats a row. A prompt with many rows may get several
+    entries: the width is chosen so that little computation is wasted.
     """
     used, counts = torch.unique_consecutive(owner.cpu(), return_counts=True)
     tokens = lengths.cpu()[used]
@@ -168,9 +173,9 @@ def plan_cache_grid(owner: Tensor, lengths: Tensor, own_tokens: int) -> tuple[Te
 
 
 def length_buckets(lengths: Sequence[int], width: int) -> list[int]:
-    """Where to cut entries of ascending prompt length into buckets that are each padded to their longest only.
+    """Where to cut entries of ascending prompt length into buckets, each padded only to its own longest prompt.
 
-    Gives the end of each bucket. A cut is made where it saves more than it costs.
+    Returns the end of each bucket. A cut is made where it saves more than it costs.
     """
 
     def cut(begin: int, end: int) -> list[int]:
@@ -187,21 +192,21 @@ class KVCache:
     """Keys and values of E entries, each with one prompt, times W places with their own tokens.
 
     used: filled slots of the places' own tokens. Entries are in buckets of similar prompt length: ends, the end of
-    each; biases (E' * kv_heads, 1, p): -inf on the padding of a bucket's shorter prompts, None when all are equally
-    long. On a CPU the cache is float32: products with one query are bound by overhead, and the bfloat16 kernels have
-    several times more of it.
+    each; biases (E' * kv_heads, 1, p): -inf on the padding of a bucket's shorter prompts, None if all are equally
+    long. On a CPU the cache is float32: products with one query are bound by overhead, of which the bfloat16 kernels
+    have several times more.
     """
 
     def __init__(
         self, prompts: list[Tensor], lengths: Tensor, entry_prompt: Tensor, width: int, slots: int, used: int = 0
     ) -> None:
         """prompts: keys and values (2, prompts, kv_heads, p, d) of each layer. lengths (prompts,): their real tokens.
-        entry_prompt (E,): each entry's prompt, by ascending length. slots: room for so many sampled tokens; see grow."""
+        entry_prompt (E,): each entry's prompt, by ascending length. slots: capacity for sampled tokens; see grow."""
         device, tokens = lengths.device, lengths[entry_prompt]
         kind = torch.float32 if device.type == "cpu" else prompts[0].dtype
         self._prompts, self._lengths, self._entry_prompt = prompts, lengths, entry_prompt
         self.used, self._slots = used, slots
-        # Elsewhere a bucket costs launches of kernels, which are the time of a step.
+        # Elsewhere a bucket costs kernel launches, which make up the time of a step.
         self.ends = length_buckets(tokens.tolist(), width) if device.type == "cpu" else [len(entry_prompt)]
         longest = [int(tokens[end - 1]) for end in self.ends]
         shared = []
@@ -217,7 +222,7 @@ class KVCache:
         self._allocate(shared, prompts[0].shape[2], width)
 
     def _allocate(self, shared: Sequence[tuple[list[Tensor], list[Tensor]]], heads: int, width: int) -> None:
-        """Room for the places' own tokens beside what they share: prompt_k and prompt_v of each layer."""
+        """Allocate the places' own tokens; shared: prompt_k and prompt_v of each layer."""
         first = shared[0][1][0]
         tokens = self._lengths[self._entry_prompt]
         self.biases = [
@@ -225,7 +230,7 @@ class KVCache:
             for part, v in zip(_parts(self.ends), shared[0][1], strict=True)
         ]
         shape, size = (len(tokens), heads, width), first.shape[2]
-        # A captured step reads every slot and hides those that are not filled yet: nothing there may be infinite.
+        # A captured step reads every slot and masks those that are not filled yet, so nothing there may be infinite.
         new = torch.zeros if CAPTURE.wanted(first.device) else torch.empty
         self.layers: list[LayerKVCache] = []
         for keys, values in shared:
@@ -235,17 +240,17 @@ class KVCache:
 
     @property
     def slots(self) -> int:
-        """Tokens that each place has room for."""
+        """Capacity of each place in tokens."""
         return self._slots
 
     @property
     def entries(self) -> int:
-        """E."""
+        """E, the number of entries."""
         return self.layers[0].completion_k.shape[0]
 
     @property
     def width(self) -> int:
-        """W, places of an entry."""
+        """W, the number of places per entry."""
         return self.layers[0].completion_k.shape[2]
 
     @property
@@ -254,7 +259,7 @@ class KVCache:
         return self.layers[0].completion_k.dtype
 
     def grow(self, most: int) -> None:
-        """Room for SLOT_STEP more tokens, `most` in all; nothing is held twice but one layer."""
+        """Add capacity for SLOT_STEP tokens, up to `most` in all; only one layer at a time is held twice."""
         self._slots = min(most, self._slots + SLOT_STEP)
         for number, old in enumerate(self.layers):
             keys, values = old.completion_k, old.completion_v
@@ -265,7 +270,8 @@ class KVCache:
             self.layers[number] = old._replace(completion_k=completion_k, completion_v=completion_v)
 
     def keep(self, places: Tensor) -> KVCache:
-        """A cache of only these places, (E', W'): those of one entry belong to one prompt. This one is empty then."""
+        """A cache of only these places, (E', W'); those of one entry belong to one prompt. This cache is empty
+        afterwards."""
         entry, column, width = places // self.width, places % self.width, places.shape[1]
         fresh, olds = self._of(entry[:, 0], width), self.layers
         self.layers = []
@@ -281,8 +287,8 @@ class KVCache:
         return fresh
 
     def _of(self, entries: Tensor, width: int) -> KVCache:
-        """An empty cache of these entries (E',), ascending, of so many places. On a CPU the buckets stay as they are,
-        which copies least, unless half as many would do."""
+        """An empty cache of these entries (E',), ascending, with `width` places each. On a CPU the buckets stay as they
+        are, which copies least, unless half as many would do."""
         prompt = self._entry_prompt[entries]
         ends = torch.searchsorted(entries.contiguous(), torch.tensor(self.ends, device=entries.device)).tolist()
         left = [i for i, part in enumerate(_parts(ends)) if part.stop > part.start]

@@ -27,15 +27,16 @@ from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime import ShardWorkers, free_memory
 
 ADAPTER_SHARE = 50
-"""An adapter has at most about so small a part of the weights, before the module that it hooks to is there to count it."""
+"""Until the module is loaded and its linear layers can be counted, an adapter is assumed to have at most 1/50 of the
+weights."""
 BFLOAT16_CAPABILITY = 8
-"""Major compute capability from which NVIDIA's GPUs multiply bfloat16; older ones only imitate it."""
+"""Major compute capability from which NVIDIA GPUs multiply bfloat16 natively; older ones emulate it."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTarget:
-    """Where and in which type to compute."""
+    """The device and type to compute in."""
 
     device: torch.device
     compute: torch.dtype
@@ -43,13 +44,13 @@ class ComputeTarget:
 
     @property
     def precision(self) -> str:
-        """As EngineInfo names it."""
+        """The precision's name in EngineInfo."""
         kind = str(self.compute).removeprefix("torch.")
         return f"{hardware.FOUR_BIT}-{kind}" if self.four_bit else kind
 
 
 def is_present(kind: str) -> bool:
-    """Whether this machine has such a device, and this build of torch can use it: cpu, cuda or mps."""
+    """Whether this machine has such a device and this build of torch can use it: cpu, cuda or mps."""
     if kind == "cuda":
         return torch.cuda.is_available()
     return kind == "cpu" or (kind == "mps" and torch.backends.mps.is_available())
@@ -71,10 +72,11 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
-    """The type to compute in. auto: bfloat16 where the processor multiplies it faster than float32.
+    """The type to compute in. auto: bfloat16 if the processor multiplies it faster than float32.
 
-    For small models too: an update of starter-1m takes 0.62 to 0.79 processor seconds in bfloat16 and 0.91 to 0.93 in
-    float32, generation 0.63 to 0.73 and 0.77 to 0.78 (tests/benchmarks/bench_lengths.py, one core with AMX).
+    This holds for small models too: an update of starter-1m takes 0.62 to 0.79 processor seconds in bfloat16 and 0.91
+    to 0.93 in float32; generation takes 0.63 to 0.73 and 0.77 to 0.78 (tests/benchmarks/bench_lengths.py, one core
+    with AMX).
     """
     if name == "auto":
         fast = device.type == "cpu" and hardware.detect_hardware().fast_bfloat16
@@ -87,7 +89,7 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def pick_place(request: LoadRequest) -> ComputeTarget:
-    """Device and type. "4bit" computes in the type that auto would choose, "4bit-float32" in that one.
+    """Device and type. "4bit" computes in the type that auto would choose, "4bit-float32" in float32.
 
     Raises BackendError, BackendUnavailable.
     """
@@ -111,7 +113,7 @@ def _read(
     progress: Progress | None,
     quantised: Mapping[str, projections.FourBit] = MappingProxyType({}),
 ) -> None:
-    """Fill flat, and what is stored in 4 bits, from the folder's safetensors, a piece at a time: nothing is held twice."""
+    """Fill flat and the 4-bit weights from the folder's safetensors, a piece at a time, so that nothing is held twice."""
     wanted = dict(layout.without(quantised).named_parts(flat))
     rooms = decoder.four_bit_places(quantised, layout.entries)
     known = frozenset({*wanted, *rooms})
@@ -151,7 +153,7 @@ def _require(spec: DecoderSpec, parameters: int, trainable: int, place: ComputeT
 def _load_decoder(
     folder: Path, config: dict[str, object], request: LoadRequest, place: ComputeTarget, progress: Progress | None
 ) -> CausalModel:
-    """A model that our own decoder computes, its adapter laid out."""
+    """A model that our own decoder computes, with its adapter laid out."""
     spec = decoder_spec(config)
     layout = decoder_layout(spec)
     method = pick_method(request, layout.size, quantised=place.four_bit)
@@ -169,7 +171,7 @@ def _load_decoder(
 
 
 def _load_transformers(folder: Path, request: LoadRequest, place: ComputeTarget) -> CausalModel:
-    """Any other architecture, its adapter laid out."""
+    """A model of any other architecture, with its adapter laid out."""
     parameters = count_weights(folder, packed=1)
     method = pick_method(request, parameters)
     trainable = {"full": parameters, "none": 0}.get(method, parameters // ADAPTER_SHARE)
@@ -179,7 +181,8 @@ def _load_transformers(folder: Path, request: LoadRequest, place: ComputeTarget)
     # Imported here: it pulls in transformers, which takes seconds.
     from sapo_backends.torch_backend.transformers_lm import TransformersModel, read_module
 
-    # Read in its type rather than cast afterwards: a cast would take the rotary tables along, which stay in float32.
+    # Loaded in the compute type rather than cast afterwards: a cast would include the rotary tables, which stay in
+    # float32.
     module = read_module(folder, torch.float32 if method == "full" else place.compute)
     model = TransformersModel(module, place.device, place.compute)
     if method == "lora":
@@ -188,7 +191,7 @@ def _load_transformers(folder: Path, request: LoadRequest, place: ComputeTarget)
 
 
 def _make_trainable(model: CausalModel, request: LoadRequest) -> Literal["full", "lora", "none"]:
-    """Set what is trained; gives the method."""
+    """Set what is trained and return the method."""
     if model.adapter_layout is not None:
         model.rank, model.alpha = request.lora_rank, request.lora_alpha
         model.flat = torch.empty(model.adapter_layout.size, device=model.device)
@@ -209,7 +212,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     reason = why_transformers(config)
     ours = not reason
     language = language_part(language_config(config))
-    # What each step makes of a state is large, and would be paged in anew.
+    # Each step's intermediate values of a state are large, and their pages would fault in again every time.
     if ours or usual_widths(language)["recurrent"]:
         hardware.keep_freed()
     else:
@@ -238,7 +241,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
         method=method,
         extra={"computed_by": f"{model.computed_by} ({reason})" if reason else model.computed_by},
     )
-    # transformers' modules hold state during a forward pass, so they get one worker, as very large models do.
+    # transformers' modules hold state during a forward pass, so they get a single worker, as do very large models.
     size = model.layout.size if ours else round_memory.SHARDED_BELOW
     workers = ShardWorkers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:

@@ -14,21 +14,21 @@ from sapo_backends.common.round_memory import bucket_size
 from sapo_backends.common.update import Mask, Pair
 
 SLAB_PADDING = 128
-"""On a CPU, a slab takes a prompt's completions as long as they need no more padding than this: little attention is
-computed in vain, and the products are still large."""
+"""On a CPU, a slab takes more of a prompt's completions as long as they need no more padding than this: little
+attention is wasted, and the products are still large."""
 
 
 def pad_to_bucket(x: Tensor) -> Tensor:
-    """x (n,) with zeros behind it up to bucket(n)."""
+    """x (n,) padded with zeros to bucket_size(n)."""
     return torch.nn.functional.pad(x, (0, bucket_size(len(x)) - len(x)))
 
 
 class SequenceSlab:
-    """Sequences that attention takes at once, right-padded to one width.
+    """Sequences that attention processes together, right-padded to one width.
 
-    first, end: its flat tokens, those of one sequence behind those of another. sees: the number of the slab whose
-    sequences they continue (None: they are prompts); owner (rows,): which of these, for each. seen: slots that a row
-    sees, its prompt's and its own.
+    first, end: its range of flat tokens, one sequence after another. sees: the number of the slab whose sequences they
+    continue (None: they are prompts); owner (rows,): for each row, which of those sequences. seen: number of slots that
+    a row sees, its prompt's and its own.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class SequenceSlab:
         device: torch.device,
         sees: tuple[int, SequenceSlab, Sequence[int]] | None = None,
     ) -> None:
-        """lengths: tokens of each sequence. sees: number, slab and which of its sequences."""
+        """lengths: tokens of each sequence. sees: number of the slab, the slab, and for each row which of its sequences
+        it continues."""
         self.first, self.end, self.rows, self.width = first, first + sum(lengths), len(lengths), max(lengths)
         self.lengths = torch.tensor(lengths, device=device)
         self.sees: int | None = None
@@ -55,8 +56,8 @@ class SequenceSlab:
             self.places = torch.tensor(places, device=device)
 
     def bias(self, kind: torch.dtype, window: int = 0) -> Tensor:
-        """0 where a token sees a slot, its real prompt, itself and what came before, else -inf: (1 or rows, 1, width,
-        seen). window: how many of these, the token itself included; 0 for all."""
+        """0 where a token sees a slot (its real prompt, itself and earlier tokens), else -inf: (1 or rows, 1, width,
+        seen). window: how many of these it sees, itself included; 0 for all."""
         if (kind, window) not in self._biases:
             time = torch.arange(self.width, device=self.lengths.device)
             hidden = self._beyond(time[:, None] - time[None, :], window)[None]
@@ -72,16 +73,16 @@ class SequenceSlab:
 
     @staticmethod
     def _beyond(distance: Tensor, window: int) -> Tensor:
-        """Where a token so many positions before another is out of its sight."""
+        """-inf where an earlier token at this distance is outside the window, else 0."""
         return (distance < 0) | (distance >= window) if window else distance < 0
 
     def causal(self, kind: torch.dtype, window: int = 0) -> Tensor:
-        """The same among a row's own tokens: (width, width)."""
+        """The same among a row's own tokens only: (width, width)."""
         bias = torch.full((self.width, self.width), float("-inf"), dtype=kind, device=self.lengths.device)
         return bias.triu_(1) if not window else bias.triu_(1) + torch.full_like(bias, float("-inf")).tril_(-window)
 
     def beyond(self, kind: torch.dtype, window: int) -> Tensor | None:
-        """The same for the one prompt that all rows continue: (width, p). None where all of it is seen."""
+        """The same for the single prompt that all rows continue: (width, p). None if all of it is seen."""
         if not window or self._prompts is None:
             return None
         time = torch.arange(self.width, device=self.lengths.device) + self._prompts.width
@@ -97,9 +98,9 @@ class SequenceSlab:
 
 @dataclass(frozen=True, slots=True)
 class FlatTokens:
-    """The tokens of some sequences behind one another: ids, positions (N,), N one of the sizes of `bucket`.
+    """Tokens of several sequences concatenated: ids, positions (N,), where N is a `bucket_size`.
 
-    What lies behind the last slab only fills up to N. longest: beyond every position.
+    What follows the last slab only pads to N. longest: greater than every position.
     """
 
     ids: Tensor
@@ -110,11 +111,11 @@ class FlatTokens:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One micro-batch: flat prompts and completions (without each last token).
+    """One micro-batch: flat prompts and completions (each without its last token).
 
-    pairs: its sequences, in the order of their targets; masks: of each, as in TrainSample. predicts, targets (T,): for every
-    completion token that the masks leave, the flat position whose hidden state predicts it, and its id. sequence (T,): its
-    row.
+    pairs: its sequences, in the order of their targets; masks: one per sequence, as in TrainSample. predicts, targets
+    (T,): for every completion token that the masks keep, the flat position whose hidden state predicts it, and its id.
+    sequence (T,): its row.
     """
 
     pairs: list[Pair]
@@ -126,7 +127,7 @@ class PackedBatch:
 
 
 class _Layout:
-    """Lays token sequences behind one another."""
+    """Lays token sequences out one after another."""
 
     def __init__(self, device: torch.device) -> None:
         self.ids: list[int] = []
@@ -137,7 +138,7 @@ class _Layout:
     def add(
         self, texts: Sequence[tuple[TokenIds, int]], sees: int | None = None, owner: Sequence[int] = ()
     ) -> list[int]:
-        """One slab of non-empty texts, each with the position of its first token; gives where each text begins."""
+        """Add one slab of non-empty texts, each with the position of its first token; returns where each text begins."""
         first, begins = len(self.ids), []
         for text, position in texts:
             begins.append(len(self.ids))
@@ -155,19 +156,22 @@ class _Layout:
 
 
 def slab_per_prompt(device: torch.device) -> bool:
-    """Whether each prompt is a slab of its own, so that its completions read its keys where they lie and attention's
-    pieces stay in the processor's cache. Elsewhere all are one slab, because each costs launches."""
+    """Whether each prompt gets its own slab, so that its completions read its keys in place and the pieces of attention
+    stay in the processor's cache. On other devices all prompts share one slab, because each slab costs kernel launches.
+    """
     return device.type == "cpu"
 
 
 SHARED_PREFIX = 16
-"""Tokens that prompts must begin with in common before they are computed once for all: below, another slab costs as much."""
+"""Minimum number of common leading tokens for computing them once for all prompts; below it, the extra slab costs as
+much."""
 
 
 def shared_prefix(prompts: Sequence[TokenIds]) -> int:
-    """How many tokens all prompts begin with, each keeping one of its own; 0 where it is not worth a slab.
+    """How many leading tokens all prompts share, leaving each at least one of its own; 0 if a separate slab would not
+    pay off.
 
-    The rows of one task have their instruction in common: of 68 tokens 49 with a table's usual wording.
+    The prompts of one task share their instruction: 49 of 68 tokens with a table's usual wording.
     """
     first, last = min(prompts, key=tuple), max(prompts, key=tuple)
     most = min(map(len, prompts)) - 1
@@ -176,9 +180,10 @@ def shared_prefix(prompts: Sequence[TokenIds]) -> int:
 
 
 def pack_prompts(prompts: Sequence[TokenIds], device: torch.device) -> tuple[FlatTokens, Tensor]:
-    """Prompts alone, and places (prompts, p): where the tokens of each lie, the last one repeated up to the longest prompt.
+    """Prompts alone, and places (prompts, p): where each prompt's tokens are, the last one repeated up to the longest
+    prompt.
 
-    What they all begin with is there once, a slab that the others continue.
+    Their common prefix is stored once, in a slab that the others continue.
     """
     layout, common = _Layout(device), shared_prefix(prompts)
     begins, sees = [0] * len(prompts), None
@@ -196,7 +201,7 @@ def pack_prompts(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Fla
 
 
 def _prompt_slabs(prompts: Sequence[TokenIds], device: torch.device, continued: bool) -> list[list[int]]:
-    """Numbers of the prompts, slab by slab. continued: they continue one that they have in common."""
+    """Numbers of the prompts, slab by slab. continued: they continue a common prefix."""
     if not slab_per_prompt(device):
         return [list(range(len(prompts)))]
     if not continued:
@@ -207,7 +212,7 @@ def _prompt_slabs(prompts: Sequence[TokenIds], device: torch.device, continued: 
 def pack_micro_batch(
     pairs: Sequence[Pair], members: list[int], device: torch.device, masks: Sequence[Mask] = ()
 ) -> PackedBatch:
-    """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: of each pair, none of them: ()."""
+    """Lay out one micro-batch. Every member has a non-empty prompt and completion. masks: one per pair, or () for none."""
     chosen = [pairs[i] for i in members]
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, (prompt, _) in enumerate(chosen):
@@ -229,9 +234,9 @@ def pack_micro_batch(
         predicts += [ends[prompt], *range(start, start + len(completion) - 1)]
     targets = [token for _, completion in chosen for token in completion]
     sequence = [row for row, (_, completion) in enumerate(chosen) for _ in completion]
-    kept = [masks[i] for i in members] if any(mask is not None for mask in masks) else []
-    if kept:
-        places = [mask or (True,) * len(pair[1]) for mask, pair in zip(kept, chosen, strict=True)]
+    member_masks = [masks[i] for i in members] if any(mask is not None for mask in masks) else []
+    if member_masks:
+        places = [mask or (True,) * len(pair[1]) for mask, pair in zip(member_masks, chosen, strict=True)]
         counts = [counted for place in places for counted in place]
         predicts, targets, sequence = (list(compress(values, counts)) for values in (predicts, targets, sequence))
     return PackedBatch(
@@ -240,12 +245,12 @@ def pack_micro_batch(
         predicts=torch.tensor(predicts, device=device),
         targets=torch.tensor(targets, device=device),
         sequence=torch.tensor(sequence, device=device),
-        masks=kept,
+        masks=member_masks,
     )
 
 
 def _slabs(rows: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Rows that continue one prompt in slabs of similar length, the longest first. lengths: of every row."""
+    """Rows that continue one prompt, grouped into slabs of similar length, longest first. lengths: of every row."""
     slabs: list[list[int]] = []
     padding = 0
     for row in sorted(rows, key=lambda row: -lengths[row]):

@@ -1,7 +1,7 @@
 """Which implementation computes a model: the one place where the torch engine chooses. docs/engines.md has the figures.
 
-Each path computes the same mathematics as the next simpler one; what is not to be had here is left out, with a line in
-the log where it should have worked (runtime.py).
+Each path computes the same mathematics as the next simpler one; a path that is unavailable here is left out, with a
+line in the log if it should have worked (runtime.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sapo_backends.torch_backend.runtime import is_left_out, list_fallbacks, pac
 
 WeightLayout = Literal["packed", "as stored"]
 SMALL_VOCABULARY = 2048
-"""Up to so many tokens the sampler sums whole rows of probabilities rather than blocks."""
+"""Up to this many tokens the sampler sums whole rows of probabilities rather than blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputePaths:
-    """kernels: the compiled C kernels, if they compute this model. layout: that of the weights in decoding without
-    them."""
+    """kernels: the compiled C kernels, if they compute this model. layout: that of the weights for decoding without the
+    kernels."""
 
     kernels: NativeKernels | None
     layout: WeightLayout
@@ -32,7 +32,7 @@ class ComputePaths:
     four_bit: bool = False
 
     def __str__(self) -> str:
-        """In words, for EngineInfo.extra."""
+        """A description for EngineInfo.extra."""
         if self.kernels is not None:
             return "own decoder, compiled C kernels"
         weights = ", oneDNN-packed weights" if self.layout == "packed" else ", 4-bit weights" if self.four_bit else ""
@@ -46,7 +46,7 @@ class ComputePaths:
 def choose_paths(
     spec: DecoderSpec, device: torch.device, compute: torch.dtype, parameters: int, four_bit: bool = False
 ) -> ComputePaths:
-    """The paths of a model that the own decoder computes, with so many parameters, in the type `compute`."""
+    """The paths for a model that our own decoder computes, by its number of parameters and the type `compute`."""
     if four_bit:
         return ComputePaths(None, "as stored", device.type, four_bit=True)
     if suits_kernels(spec, device, compute, parameters):
@@ -58,20 +58,20 @@ def choose_paths(
 
 
 def sampler_kernels(logits: torch.Tensor) -> NativeKernels | None:
-    """The compiled kernels, if they sample from logits (rows, V): float32 on a processor, small vocabulary."""
+    """The compiled kernels, if they can sample from logits (rows, V): float32 on a processor, small vocabulary."""
     vocabulary = logits.shape[1]
     small = vocabulary <= SMALL_VOCABULARY and vocabulary % PAD == 0
     return load_kernels() if small and logits.device.type == "cpu" and logits.dtype == torch.float32 else None
 
 
 def vocabulary_kernels(head: torch.Tensor, softcap: float) -> NativeKernels | None:
-    """The compiled kernels, if they go through the logits of this unembedding."""
+    """The compiled kernels, if they can process the logits of this unembedding."""
     known = head.dtype in (torch.float32, torch.bfloat16) and softcap == 0.0
     return load_kernels() if known and head.device.type == "cpu" else None
 
 
 def why_transformers(config: Mapping[str, Any]) -> str:
-    """Why transformers computes a model rather than the own decoder; empty when it need not."""
+    """Why transformers, not our own decoder, has to compute a model; empty if it does not."""
     return "left out by SAPO_WITHOUT" if is_left_out("own") else why_not(config)
 
 

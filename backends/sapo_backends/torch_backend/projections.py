@@ -1,4 +1,5 @@
-"""Frozen projections: in 4 bits (NF4 of QLoRA), and with their LoRA adapters as single operations with hand-written gradients."""
+"""Frozen projections: in 4 bits (NF4 of QLoRA), and with their LoRA adapters as single operations with hand-written
+gradients."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ from sapo_backends.errors import BackendUnavailable
 from sapo_backends.packages import install_command
 from sapo_backends.torch_backend.fused_ops import gated_backward, silu_and_mul
 
-# Frozen weights in 4 bits: NF4 of QLoRA (arXiv 2305.14314, appendix E), a scale for each 64 weights, 4.5 bits a weight.
+# Frozen weights in 4 bits: NF4 of QLoRA (arXiv 2305.14314, appendix E), one scale per 64 weights, 4.5 bits per weight.
 #
-# bitsandbytes makes them dense again, for each product anew, on processors and GPUs. Quantising is done here: its result is
+# bitsandbytes dequantises them for each product, on processors and GPUs. Quantising is done here: the result equals
 # that of bitsandbytes bit for bit, in half the time, a piece of a file at a time.
 
 BLOCK = 64
-"""Weights with one scale."""
+"""Weights that share one scale."""
 LEVELS = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-"""What the 16 codes mean, times the scale."""
+"""The values of the 16 codes, to be multiplied by the scale."""
 
 UPGRADE = "pip install -U bitsandbytes"
 
 
 @cache
 def require_bitsandbytes(device: torch.device) -> None:
-    """Raise BackendUnavailable unless bitsandbytes is here and does what is needed on the device."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it complains of kernels that are not used here
+    """Raise BackendUnavailable unless bitsandbytes is installed and works on the device."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it complains about kernels that are not used here
     try:
         import bitsandbytes  # noqa: F401 - registers its operations with torch
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
@@ -44,18 +45,19 @@ def require_bitsandbytes(device: torch.device) -> None:
             f"4-bit weights need bitsandbytes ({error}).", install_command("bitsandbytes")
         ) from error
     values = torch.tensor(LEVELS, device=device).repeat(4)
-    try:  # without a library for its GPU bitsandbytes raises only now
+    try:  # without a library for the GPU, bitsandbytes raises only here
         codes, scales = quantise_nf4(values)
-        found = dequantise_nf4(codes.view(1, -1), scales, torch.empty(0, device=device))
+        weight = dequantise_nf4(codes.view(1, -1), scales, torch.empty(0, device=device))
     except (AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise BackendUnavailable(f"bitsandbytes does not work on {device} ({reason}).", UPGRADE) from error
-    if not torch.allclose(found[0], values, atol=1e-5):
+    if not torch.allclose(weight[0], values, atol=1e-5):
         raise BackendUnavailable("This version of bitsandbytes computes something else.", UPGRADE)
 
 
 def quantise_nf4(values: Tensor) -> tuple[Tensor, Tensor]:
-    """values (n,), n a multiple of BLOCK -> codes (n / 2,), the first of two in the upper bits, and scales (n / BLOCK,)."""
+    """values (n,), n a multiple of BLOCK -> codes (n / 2,), the first of each two in the upper bits, and scales (n /
+    BLOCK,)."""
     blocks = values.float().view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1)
     levels = torch.tensor(LEVELS, device=values.device)
@@ -74,7 +76,8 @@ def dequantise_nf4(codes: Tensor, scales: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FourBit:
-    """A weight (out, in): codes (out, in / 2) and scales (out * in / BLOCK,). `like`: empty, in the compute type."""
+    """A weight (out, in): codes (out, in / 2) and scales (out * in / BLOCK,). `like`: an empty tensor in the compute
+    type."""
 
     codes: Tensor
     scales: Tensor
@@ -82,7 +85,7 @@ class FourBit:
 
     @classmethod
     def empty(cls, rows: int, columns: int, compute: torch.dtype, device: torch.device) -> FourBit:
-        """Room for a weight (rows, columns)."""
+        """Space for a weight (rows, columns)."""
         codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device=device)
         scales = torch.empty(rows * columns // BLOCK, device=device)
         return cls(codes, scales, torch.empty(0, dtype=compute, device=device))
@@ -92,7 +95,7 @@ class FourBit:
         return dequantise_nf4(self.codes, self.scales, self.like)
 
     def write(self, at: int, values: Tensor) -> None:
-        """Quantise values (n,) into the place of the weights from number `at` on; both are multiples of BLOCK."""
+        """Quantise values (n,) and store them as the weights from index `at` on; both are multiples of BLOCK."""
         end = at + len(values)
         codes, scales = quantise_nf4(values.to(self.codes.device))
         self.codes.view(-1)[at // 2 : end // 2] = codes
@@ -103,18 +106,19 @@ Weight = Tensor | FourBit
 
 
 def dense_weight(weight: Weight) -> Tensor:
-    """The weight to multiply with. Of 4-bit weights it is made anew, so keep it no longer than the product takes."""
+    """The weight to multiply with. 4-bit weights are dequantised at every call, so keep the result only during the
+    product."""
     return weight.dense() if isinstance(weight, FourBit) else weight
 
 
 # Frozen projections with their LoRA adapters as single operations with hand-written backward passes.
 #
-# Left to autograd, the adapter's sums and their gradients are each another tensor as wide as the layer, and the MLP, the
-# widest part of a decoder, keeps four of them a token. On a CPU the passes over these tensors and the page faults for
-# their memory cost as much as the products.
+# With autograd, the adapter's sum and each of its gradients would be another tensor as wide as the layer, and the MLP,
+# the widest part of a decoder, would keep four of them per token. On a CPU the passes over these tensors and the page
+# faults for their memory cost as much as the products.
 
 Frozen = tuple[Weight, Tensor | None]
-"""Weight and bias of a projection, not trained."""
+"""Weight and bias of a frozen projection."""
 
 
 def adapted_linear(
@@ -136,9 +140,9 @@ def adapted_mlp(x: Tensor, residual: Tensor, gate_up: Frozen, down: Frozen, scal
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """A frozen linear layer with its adapter; what the adapter adds goes into the layer's own output.
+    """A frozen linear layer with its adapter, whose contribution is added into the layer's own output.
 
-    As separate operations the sum and the gradients of its parts are each another tensor as wide as the layer.
+    As separate operations, the sum and the gradient of each part would be another tensor as wide as the layer.
     """
 
     @staticmethod
@@ -172,8 +176,8 @@ def _parts(y: Tensor, lora_bs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 class _AdaptedMlp(torch.autograd.Function):
-    """Keeps gate and up, each a tensor of its own (two of half the width are allocated faster than one, and are
-    contiguous), and makes what comes of them again."""
+    """Keeps gate and up as two tensors (two of half the width are allocated faster than one, and are contiguous) and
+    recomputes everything derived from them."""
 
     @staticmethod
     def forward(
@@ -216,6 +220,6 @@ class _AdaptedMlp(torch.autograd.Function):
 
 
 def _halves(of: Frozen) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    """The weights and biases of two projections that lie in one."""
+    """The weights and biases of two projections that are fused into one."""
     weight, bias = of
     return dense_weight(weight).chunk(2), (None, None) if bias is None else bias.chunk(2)

@@ -1,16 +1,16 @@
 """What the engine needs of torch and of the C library: fast paths that may be missing, threads, TorchScript, oneDNN.
 
-Fast paths: one that is left out on purpose, or fallen back from, is logged and never silent. SAPO_WITHOUT, a
-comma-separated list of names of `PATHS`, leaves some out: for bug reports, and for tests/benchmarks/paths.py, which
-measures what each is worth. Read once, when this module is imported.
+Fast paths: a path that is disabled on purpose or falls back is always logged, never silently skipped. SAPO_WITHOUT, a
+comma-separated list of names in `PATHS`, disables some: for bug reports, and for tests/benchmarks/paths.py, which
+measures what each is worth. It is read once, when this module is imported.
 
 Threads: small models run faster with one thread per shard of the work than with all threads inside each operation. An
 operation of a 5M-parameter model takes microseconds; splitting it means two barriers each time, and on a busy machine a
 barrier waits for the scheduler (measured: 20 times slower). A shard meets the others only at its end.
 
-TorchScript: what a small model does to a batch is thousands of operations of some microseconds each, and Python's part
-of them is a tenth to a quarter of the time. Where it is not to be had (it needs the function's source, and is on its way
-out of torch), the same function runs as plain Python.
+TorchScript: processing a batch with a small model takes thousands of operations of a few microseconds each, and
+Python's share of that is a tenth to a quarter of the time. Where TorchScript is unavailable (it needs the function's
+source, and is being removed from torch), the same function runs as plain Python.
 
 oneDNN's packed bfloat16 weights: torch offers them only as private functions (torch.ops.mkldnn), checked before use.
 """
@@ -42,27 +42,27 @@ PATHS = {
     "torchscript": "TorchScript",
     "cuda-graph": "CUDA graphs",
 }
-"""Name -> what it is."""
+"""Name of a path -> its description."""
 LEFT_OUT = frozenset(filter(None, os.environ.get("SAPO_WITHOUT", "").split(",")))
 FAST = frozenset(PATHS) - {"own"}
-"""Those that only make what this package computes faster."""
+"""Paths that only speed up what this package computes."""
 _FOUND: dict[str, str] = {}
 _FAILED: set[str] = set()
 
 
 def is_left_out(name: str) -> bool:
-    """Whether SAPO_WITHOUT lists that path, or a check found that it computes something else here."""
+    """Whether SAPO_WITHOUT lists that path, or a check found that it gives wrong results here."""
     return name in LEFT_OUT or name in _FAILED
 
 
 def leave_out(name: str) -> None:
-    """Do without that path from now on, used before or not; a loaded model keeps the layout of its weights."""
+    """Disable that path from now on, whether used before or not; a loaded model keeps the layout of its weights."""
     _FAILED.add(name)
 
 
 @contextmanager
 def without_paths(*names: str) -> Iterator[None]:
-    """Those paths are left out meanwhile, in every thread."""
+    """A context in which those paths are disabled, in every thread."""
     added = set(names) - LEFT_OUT - _FAILED
     _FAILED.update(added)
     try:
@@ -72,14 +72,14 @@ def without_paths(*names: str) -> Iterator[None]:
 
 
 def fall_back(name: str, reason: str) -> None:
-    """Note, and log once a process, that a path which should run here does not."""
+    """Record, and log once per process, that a path which should work here does not."""
     if name not in _FOUND:
         _FOUND[name] = reason
         LOG.warning("Slower than it could be: %s cannot be used here (%s).", PATHS[name], reason)
 
 
 def list_fallbacks() -> dict[str, str]:
-    """Name -> reason of what fell back in this process so far."""
+    """Name -> reason for every path that has fallen back in this process."""
     return dict(_FOUND)
 
 
@@ -88,7 +88,8 @@ Result = TypeVar("Result")
 
 
 class ShardWorkers:
-    """count threads, each with its own shard; count 1 computes in the caller's thread with all the threads inside."""
+    """`count` threads, each with its own shard; count 1 computes in the caller's thread, with all threads inside
+    operations."""
 
     def __init__(self, threads: int, parameters: int, device: torch.device) -> None:
         sharded = device.type == "cpu" and parameters < round_memory.SHARDED_BELOW
@@ -100,7 +101,7 @@ class ShardWorkers:
         self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="shard") if self.count > 1 else None
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Results in the order of items. All shards end before an error of one is raised."""
+        """Results in the order of items. All shards finish before an error from one is raised."""
         if self._pool is None or len(items) < 2:
             return [work(item) for item in items]
 
@@ -116,8 +117,8 @@ class ShardWorkers:
         return [future.result() for future in futures]
 
     def use_share(self, share: float) -> None:
-        """That share of the threads computes at a time, from the next map on. Shards stay as they are: so do the results.
-        Call from the thread that computes."""
+        """From the next map on, run only this share of the threads at a time. The shards, and so the results, stay the
+        same. Call from the thread that computes."""
         if self._inside:
             torch.set_num_threads(max(1, int(self._threads * share)))
         self._turns = threading.Semaphore(max(1, int(self.count * share)))
@@ -137,12 +138,12 @@ def split_range(total: int, count: int) -> list[range]:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SCRIPTING = threading.Lock()
-"""The first call may come from several threads at once, and TorchScript's compiler is for one."""
+"""The first call may come from several threads at once, and TorchScript's compiler is not thread-safe."""
 _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def script_function(function: Function) -> Function:
-    """The function as TorchScript, or as it stands."""
+    """The function compiled by TorchScript, or unchanged."""
     if is_left_out("torchscript"):
         return function
     known = _KNOWN.get(function)
@@ -153,8 +154,8 @@ def script_function(function: Function) -> Function:
 
 
 def on_cpu(function: Function, x: Tensor) -> Function:
-    """scripted(function) for a tensor in the processor's memory; elsewhere TorchScript would compile kernels for each
-    shape."""
+    """script_function(function) if x is in the processor's memory; on other devices TorchScript would compile kernels
+    for every shape."""
     return script_function(function) if x.device.type == "cpu" else function
 
 
@@ -172,7 +173,7 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result: Callable[..., Any] = torch.jit.script(function)
-    except Exception as error:  # whatever TorchScript lacks, the function itself works
+    except Exception as error:  # whatever TorchScript lacks, the plain function works
         fall_back(
             "torchscript", f"{function.__name__}: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
         )
@@ -181,15 +182,15 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def packs_bfloat16() -> bool:
-    """Whether packed weights are to be used: they work here and are not left out."""
+    """Whether to use packed weights: they work here and are not disabled."""
     return not is_left_out("onednn") and packing_works()
 
 
 @cache
 def packing_works() -> bool:
-    """Whether packing works here: this processor has bfloat16 products, and torch's private functions compute them.
+    """Whether packing works here: the processor has bfloat16 products, and torch's private functions compute them.
 
-    What should work and does not is noted as a fallback.
+    If it should work and does not, that is recorded as a fallback.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -205,13 +206,13 @@ def packing_works() -> bool:
 
 
 def _computes() -> bool:
-    """Whether a packed SwiGLU gives what plain float32 products give."""
+    """Whether a packed SwiGLU agrees with plain float32 products."""
     x, weight = (torch.randn(n, 32).bfloat16() for n in (5, 48))
     packed = pack_for_onednn(weight)
     gate = torch.ops.mkldnn._linear_pointwise(x, packed, None, "swish", [], "")
-    found = torch.ops.mkldnn._linear_pointwise(x, gate, packed, None, "mul")
+    output = torch.ops.mkldnn._linear_pointwise(x, gate, packed, None, "mul")
     y = F.linear(x.float(), weight.float())
-    return bool(((F.silu(y) * y - found).abs() <= 0.05 * (1 + y.square())).all())
+    return bool(((F.silu(y) * y - output).abs() <= 0.05 * (1 + y.square())).all())
 
 
 def pack_for_onednn(weight: Tensor) -> Tensor:
@@ -221,5 +222,5 @@ def pack_for_onednn(weight: Tensor) -> Tensor:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be allocated there now: on an NVIDIA GPU of its own memory, elsewhere of the computer's."""
+    """Bytes that can be allocated on the device now: an NVIDIA GPU's own memory, otherwise the computer's."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else hardware.available_memory()

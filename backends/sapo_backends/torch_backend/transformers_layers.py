@@ -1,4 +1,4 @@
-"""What is done to the layers of a model that transformers computes: its caches, recomputation, recurrent layers, unembedding."""
+"""Changes to the layers of a model that transformers computes: caches, recomputation, recurrent layers, unembedding."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sapo_backends.errors import BackendError
 from sapo_backends.torch_backend import recurrence
 from sapo_backends.torch_backend.fused_ops import apply_softcap
 
-# transformers' caches: what their layers keep, and a layer's part of one.
+# transformers' caches: what their layers keep, and one layer's part of a cache.
 
 
 def only_keys_and_values(config: Any) -> bool:
-    """Whether no layer keeps the state of a convolution or of linear attention; False also where a config does not tell."""
+    """Whether no layer keeps the state of a convolution or of linear attention; also False if a config does not say."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
     try:
         layers = DynamicCache(config=config).layers
-    except (AttributeError, KeyError, ValueError):  # a cache of the architecture's own
+    except (AttributeError, KeyError, ValueError):  # an architecture with its own kind of cache
         return False
     return bool(layers) and all(
         isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
@@ -39,11 +39,11 @@ def only_keys_and_values(config: Any) -> bool:
 
 
 def gather_layer(layer: Any, owner: Tensor | None) -> Any:
-    """A layer's part of a cache as one to write to, the other stays as it is: of the same rows, or of rows (N,) that continue
-    them, whose states nobody asks for afterwards."""
+    """A writable copy of a layer's part of a cache, leaving the original unchanged. owner: None for the same rows, else
+    (N,), for rows that continue these; their states are not needed afterwards."""
     own = copy.copy(layer)
     for name, value in vars(layer).items():
-        if isinstance(value, dict):  # states by their number
+        if isinstance(value, dict):  # states by index
             setattr(own, name, dict(value))
     if owner is not None:
         own.reorder_cache(owner)
@@ -52,7 +52,7 @@ def gather_layer(layer: Any, owner: Tensor | None) -> Any:
 
 
 def replace_layers(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> Any:
-    """A cache with other layers at some places."""
+    """A cache with some layers replaced, those at `places`."""
     other = copy.copy(cache)
     other.layers = list(cache.layers)
     for place, layer in zip(places, layers, strict=True):
@@ -60,15 +60,15 @@ def replace_layers(cache: Any, places: Sequence[int], layers: Sequence[Any]) -> 
     return other
 
 
-# Layers that keep for the backward pass only what goes into them, and compute the rest again when it is needed.
+# Layers that keep only their inputs for the backward pass and recompute the rest when it is needed.
 #
-# Linear attention and state-space layers are computed by transformers step by step where there are no kernels for them, and
-# autograd keeps each step: 0.2 to 0.5 MB a token in each layer (docs/benchmarks/memory.md).
+# Without kernels, transformers computes linear attention and state-space layers step by step, and
+# autograd keeps each step: 0.2 to 0.5 MB per token and layer (docs/benchmarks/memory.md).
 
 
 class CheckpointedForward:
-    """Stands in for a layer's forward. Gradient checkpointing (arXiv 1604.06174) with the weights of the forward pass, which
-    the module no longer has when it is computed again, and with the cache as it was before the layer."""
+    """Replaces a layer's forward. Gradient checkpointing (arXiv 1604.06174) with the weights of the forward pass, which
+    the module no longer has at recomputation, and with the cache as it was before the layer."""
 
     def __init__(self, model: RecomputedLayers, layer: nn.Module) -> None:
         self._model, self._layer, self._forward = model, layer, layer.forward
@@ -82,13 +82,13 @@ class CheckpointedForward:
         if self._inside or (owner is None and not is_grad_enabled()):
             return self._forward(*inputs, **named)
         name = next((name for name, value in named.items() if hasattr(value, "reorder_cache")), None)
-        cache, kept = None if name is None else named.pop(name), list[Any]()
+        cache, caches = None if name is None else named.pop(name), list[Any]()
         before = [] if cache is None else [cache.layers[place] for place in self._places]
 
         def compute(weights: Mapping[str, Tensor], before: Sequence[Any], *inputs: Any, **named: Any) -> Any:
             if name is not None:
                 own = [gather_layer(layer, owner) for layer in before]
-                kept[:] = kept or own  # of the first time
+                caches[:] = caches or own  # set in the first pass
                 named[name] = replace_layers(cache, self._places, own)
             return self._compute(weights, *inputs, **named)
 
@@ -108,7 +108,7 @@ class CheckpointedForward:
         else:
             output = compute(weights, before, *inputs, **named)
         if owner is None and cache is not None:
-            for place, layer in zip(self._places, kept, strict=True):
+            for place, layer in zip(self._places, caches, strict=True):
                 cache.layers[place] = layer
         return output
 
@@ -121,11 +121,11 @@ class CheckpointedForward:
 
 
 class RecomputedLayers:
-    """All of a model's layers from now on. owner: of rows that continue prompts, the number of each row's prompt in the cache,
-    which stays as it is."""
+    """Makes all of a model's layers recompute. owner: for rows that continue prompts, each row's prompt in the cache,
+    which stays unchanged."""
 
     def __init__(self, module: nn.Module, remember: Callable[[], AbstractContextManager[None]]) -> None:
-        """remember: what a layer looks up besides its weights, as it is now, for the second time."""
+        """remember: captures what a layer looks up besides its weights, so that the second pass finds the same."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         self.remember = remember
@@ -136,7 +136,7 @@ class RecomputedLayers:
 
     @contextmanager
     def continuing(self, owner: Tensor) -> Iterator[None]:
-        """While a forward pass runs, also its second time: its rows continue these prompts of the cache."""
+        """During a forward pass and its recomputation, the rows continue these prompts of the cache."""
         self.owner = owner
         try:
             yield
@@ -144,19 +144,19 @@ class RecomputedLayers:
             self.owner = None
 
 
-# The layers with a state of models that transformers computes, by the compiled kernels where these are for them.
+# Layers with a state in models that transformers computes, by the compiled kernels where these support them.
 #
-# transformers looks for such functions in packages that are for GPUs, and otherwise computes them in many operations, each of
-# which
-# reads and writes the states of all rows. They are replaced by name; without that name nothing is.
+# transformers looks for such functions in packages that are for GPUs, and otherwise computes them in many
+# operations, each of which reads and writes the states of all rows. They are replaced by name; if the name is missing,
+# nothing is replaced.
 
 CHUNK = 64
-"""Tokens at most that transformers' own functions take at once, to which they fill up. What a model asks for, 256, is for
-mamba_ssm's kernels: without these 160 tokens of Granite 4.0 H with gradients take 2.7 times as long."""
+"""Maximum tokens that transformers' own functions process at once and pad to. The model's own setting, 256, is for
+mamba_ssm's kernels: without these, 160 tokens of Granite 4.0 H with gradients take 2.7 times as long."""
 
 
 def use_kernels(module: nn.Module) -> None:
-    """From now on, in the files that a model's layers come from."""
+    """Use the kernels from now on, in the modules that define a model's layers."""
     for file in {sys.modules[type(layer).__module__] for layer in module.modules()}:
         for name, better in _BETTER.items():
             original = vars(file).get(name)
@@ -169,9 +169,9 @@ def _either(original: Callable[..., Any], better: Callable[..., Any]) -> Callabl
 
     @wraps(original)
     def either(*given: Any, **named: Any) -> Any:
-        found = better(*given, **named)
-        if found is not None:
-            return found
+        result = better(*given, **named)
+        if result is not None:
+            return result
         if fills_up and "chunk_size" in named:
             named["chunk_size"] = min(named["chunk_size"], CHUNK)
         return original(*given, **named)
@@ -195,19 +195,19 @@ def _delta_rule(
 ) -> tuple[Tensor, Tensor | None] | None:
     """query, key (rows, tokens, groups, keys), value (rows, tokens, heads, values), g, the logarithm of the decay, and beta
     (rows, tokens, heads), initial_state (rows, heads, keys, values)."""
-    found = recurrence.kernels_that_work()
-    if found is None or cu_seqlens is not None or not recurrence.suits_recurrence(query, value):
+    kernels = recurrence.kernels_that_work()
+    if kernels is None or cu_seqlens is not None or not recurrence.suits_recurrence(query, value):
         return None
     q, k, v = query.float(), key.float(), value.float()
     if use_qk_l2norm_in_kernel:
         q, k = _unit(q), _unit(k)
     rows, _, heads, values = v.shape
-    given = (q * q.shape[-1] ** -0.5, k, v, g.float().exp(), beta.float())
+    inputs = (q * q.shape[-1] ** -0.5, k, v, g.float().exp(), beta.float())
     state = v.new_zeros(rows, heads, q.shape[-1], values) if initial_state is None else initial_state.float()
     if state.is_contiguous() and not torch.is_grad_enabled():
-        out = recurrence.advance_state(found, *given, state)  # in place: the cache takes over what is given back
+        out = recurrence.advance_state(kernels, *inputs, state)  # in place: the cache takes over the returned state
     else:
-        out, state = recurrence.NativeRecurrence.apply(found, *given, state)  # type: ignore[no-untyped-call]
+        out, state = recurrence.NativeRecurrence.apply(kernels, *inputs, state)  # type: ignore[no-untyped-call]
     return out.to(query.dtype), state if output_final_state else None
 
 
@@ -234,16 +234,16 @@ def _chunk_scan(
 ) -> Tensor | tuple[Tensor, Tensor] | None:
     """hidden_states (rows, tokens, heads, values), dt (rows, tokens, heads), A, D (heads,), B, C (rows, tokens, groups, keys),
     initial_states (rows, heads, values, keys)."""
-    found = recurrence.kernels_that_work()
-    if found is None or z is not None or seq_idx is not None or not recurrence.suits_recurrence(B, hidden_states):
+    kernels = recurrence.kernels_that_work()
+    if kernels is None or z is not None or seq_idx is not None or not recurrence.suits_recurrence(B, hidden_states):
         return None
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(min=dt_limit[0], max=dt_limit[1]).float()
     x = hidden_states.float()
     rows, _, heads, values = x.shape
     start = x.new_zeros(rows, heads, B.shape[-1], values) if initial_states is None else initial_states.float().mT
-    given = (C.float(), B.float(), x * dt[..., None], (A.float() * dt).exp(), None)
-    out, state = recurrence.NativeRecurrence.apply(found, *given, start)  # type: ignore[no-untyped-call]
+    inputs = (C.float(), B.float(), x * dt[..., None], (A.float() * dt).exp(), None)
+    out, state = recurrence.NativeRecurrence.apply(kernels, *inputs, start)  # type: ignore[no-untyped-call]
     out = out if D is None else out + D[..., None] * x
     return (out, state.mT.contiguous()) if return_final_states else out
 
@@ -262,17 +262,19 @@ def _state_update(
     dt_softplus: bool = False,
     **_others: Any,
 ) -> Tensor | None:
-    """One token: state (rows, heads, values, keys), changed in place; hidden_states (rows, heads, values); dt like it, A (heads,
-    values, keys), D, dt_bias (heads, values), each of a head alike; B, C (rows, groups, keys)."""
-    found = recurrence.kernels_that_work()
+    """One token: state (rows, heads, values, keys), changed in place; hidden_states (rows, heads, values); dt like it;
+    A (heads, values, keys), D, dt_bias (heads, values), each constant within a head; B, C (rows, groups, keys)."""
+    kernels = recurrence.kernels_that_work()
     alike = dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0)
     ready = state.dtype == torch.float32 and state.is_contiguous() and not torch.is_grad_enabled()
-    if found is None or z is not None or not (alike and ready and recurrence.suits_recurrence(B, hidden_states)):
+    if kernels is None or z is not None or not (alike and ready and recurrence.suits_recurrence(B, hidden_states)):
         return None
     dt = dt[..., 0] if dt_bias is None else dt[..., 0] + dt_bias[..., 0].to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).float()
     x = hidden_states.float()
-    out = recurrence.step_state(found, C.float(), B.float(), x * dt[..., None], (A[:, 0, 0].float() * dt).exp(), state)
+    out = recurrence.step_state(
+        kernels, C.float(), B.float(), x * dt[..., None], (A[:, 0, 0].float() * dt).exp(), state
+    )
     return (out if D is None else out + x * D).to(hidden_states.dtype)
 
 
@@ -282,21 +284,21 @@ _BETTER: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _chunk_scan,
     "mamba2_selective_state_update": _state_update,
 }
-"""transformers' functions, and what gives the same; None where it is not for the kernels."""
+"""transformers' functions -> the equivalent; it returns None if the kernels do not support the call."""
 
 
-# The hidden states in front of a transformers model's unembedding, and what the model makes of them.
+# The hidden states before a transformers model's unembedding, and how the model turns them into logits.
 #
-# A model's own forward pass makes logits of every token, which for a vocabulary of 150k is most of its memory. A hook in
-# front of the unembedding takes the hidden states out and passes one token on.
+# A model's own forward pass computes logits of every token, which for a vocabulary of 150k is most of its memory. A
+# hook before the unembedding takes the hidden states out and passes only one token on.
 
 TOLERANCE = 1e-2
-"""Of logits, relative to the largest: what bfloat16 rounds."""
+"""Tolerance of logits, relative to the largest: what bfloat16 rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRule:
-    """logits = c tanh(scale W x / c), c = softcap, without tanh where it is 0."""
+    """logits = c tanh(scale W x / c), c = softcap, without tanh if it is 0."""
 
     scale: float
     softcap: float
@@ -334,11 +336,11 @@ class UnembeddingTap:
             self._mode = ""
 
     def capturing(self) -> Any:
-        """While a forward pass runs: its hidden states are kept for `taken`."""
+        """A context for a forward pass whose hidden states are kept for `taken`."""
         return self._in_mode("capture")
 
     def last_only(self) -> Any:
-        """While a forward pass runs: logits of each row's last token alone."""
+        """A context for a forward pass that computes only the logits of each row's last token."""
         return self._in_mode("last")
 
     def taken(self) -> Tensor:
@@ -346,14 +348,14 @@ class UnembeddingTap:
         return self._states.pop()
 
     def logits(self, hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """W x + b of hidden (N, width), for models of which no HeadRule is known: they only have a bias."""
+        """W x + b of hidden (N, width), for models without a known HeadRule: they only have a bias."""
         bias = None if self.bias is None else parameters[self.bias].to(hidden.dtype)
         return F.linear(hidden, parameters[self.name].to(hidden.dtype), bias)
 
     def rule(self, model: Any) -> HeadRule | None:
-        """How a TransformersModel makes logits, found once by comparing with its own; None where only a bias is added.
+        """How a TransformersModel computes logits, found once by comparing with its own; None if only a bias is added.
 
-        Raises BackendError where neither gives the model's logits: nothing wrong is ever trained on.
+        Raises BackendError if neither reproduces the model's logits, so that no wrong logits are ever trained on.
         """
         if isinstance(self._rule, str):
             self._rule = self._found(model)
@@ -386,6 +388,7 @@ class UnembeddingTap:
 
 
 def _apart(few: Tensor) -> Tensor:
-    """Rows in memory of their own: of a part of a larger tensor the product would be made with a transposed copy of the whole
-    unembedding, seconds of a large vocabulary. contiguous() leaves such a part as it is where it is a single row."""
+    """The rows in separate memory: for a slice of a larger tensor, the product would be computed with a transposed copy
+    of the whole unembedding, which takes seconds for a large vocabulary. contiguous() does not copy a slice of a
+    single row."""
     return few.clone(memory_format=torch.contiguous_format)

@@ -31,11 +31,12 @@ from sapo_backends.torch_backend.transformers_layers import (
     use_kernels,
 )
 
-# Reading a model by transformers.
+# Loading a model with transformers.
 
 
 def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The model by transformers: safetensors only, no code from the folder. Raises BackendUnavailable, ModelNotFound."""
+    """The model loaded by transformers: safetensors only, no code from the folder. Raises BackendUnavailable,
+    ModelNotFound."""
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
@@ -44,7 +45,7 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
         ) from error
     try:
         module: nn.Module
-        module, told = AutoModelForCausalLM.from_pretrained(
+        module, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=False,
@@ -53,22 +54,22 @@ def read_module(folder: Path, dtype: torch.dtype) -> nn.Module:
             output_loading_info=True,
         )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
-        said = next(iter(str(error).splitlines()), "")  # further lines list every class that it knows
-        if said.startswith("Unrecognized configuration class"):
-            said = "it has no causal language model for that architecture. Choose a model that only writes text."
-        raise ModelNotFound(f"transformers cannot load {folder}: {said[:400]}") from error
-    if missing := told["missing_keys"]:  # transformers gave them random values
+        reason = next(iter(str(error).splitlines()), "")  # further lines list every known class
+        if reason.startswith("Unrecognized configuration class"):
+            reason = "it has no causal language model for that architecture. Choose a model that only writes text."
+        raise ModelNotFound(f"transformers cannot load {folder}: {reason[:400]}") from error
+    if missing := info["missing_keys"]:  # transformers gave them random values
         raise ModelNotFound(f"{folder} lacks {len(missing)} tensors, for one {min(missing)}.")
     if any(not tensor.is_floating_point() or tensor.element_size() < 2 for tensor in module.parameters()):
         raise BackendError(f"{folder.name} has quantised weights. Choose the same model before it was quantised.")
     return module
 
 
-# Rows of tokens of one length, as transformers takes them.
+# Rows of token ids padded to one length, as transformers takes them.
 
 
 def padded_left(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
-    """1 where a token is real, and the tokens, each (prompts, longest)."""
+    """The mask (1 for real tokens) and the tokens, each (prompts, longest)."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts], device=device)
     real = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
@@ -76,20 +77,21 @@ def padded_left(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tens
 
 
 def padded_right(texts: Sequence[TokenIds], width: int, device: torch.device) -> Tensor:
-    """(texts, width), filled up with 0."""
+    """(texts, width), padded with 0."""
     return torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=device)
 
 
-# What predicts the tokens of completions: a prompt is computed once for all rows that continue it.
+# Computes the hidden states that predict completions: each prompt once for all rows that continue it.
 
 TOLERANCE = {torch.float32: 1e-3}
 ROUNDED = 0.1
-"""Relative distance of hidden states and of a gradient that are the same, and in types that round more: a state that did not
-get through makes it 0.3 and more."""
+"""Maximum relative difference of hidden states, and of a gradient, that rounding explains even in coarse types: a state
+that was not passed on makes the difference 0.3 or more."""
 
 
 class CompletionStates:
-    """The hidden states of a TransformersModel that predict completions. layers: of models whose layers are computed again."""
+    """The hidden states of a TransformersModel that predict completions. layers: for models whose layers are
+    recomputed."""
 
     def __init__(self, model: Any, layers: RecomputedLayers | None) -> None:
         self._model, self._layers = model, layers
@@ -97,8 +99,8 @@ class CompletionStates:
 
     @property
     def shares(self) -> bool:
-        """Whether a prompt is computed once. For layers with a state it depends on the architecture and on transformers'
-        version whether several tokens can continue one, so it is tried, with a gradient."""
+        """Whether a prompt is computed once. For layers with a state it depends on the architecture and on
+        transformers' version whether several tokens can continue one, so it is tried out, with a gradient."""
         if self._shares is None:
             self._shares = self._is_the_same()
         return self._shares
@@ -122,8 +124,8 @@ class CompletionStates:
         owner = torch.tensor([number[prompt] for prompt, _ in packed.pairs], device=model.device)
         rows = padded_right([completion[:-1] for _, completion in packed.pairs], longest - 1, model.device)
         offset = positions[owner, -1:] + 1 + torch.arange(longest - 1, device=model.device)
-        seen = torch.cat((real[owner], torch.ones_like(rows)), dim=1)
-        inputs = {"input_ids": rows, "attention_mask": seen, "cache": cache, "use_cache": True}
+        mask = torch.cat((real[owner], torch.ones_like(rows)), dim=1)
+        inputs = {"input_ids": rows, "attention_mask": mask, "cache": cache, "use_cache": True}
         if self._layers is None:
             cache.reorder_cache(owner)
             continued, _ = model.hidden_states(weights, offset, **inputs)
@@ -133,7 +135,7 @@ class CompletionStates:
         return torch.cat((states[owner, -1:], continued), dim=1)
 
     def _repeated(self, packed: PackedBatch, weights: Any, longest: int) -> Tensor:
-        """The same, each row with its own copy of its prompt."""
+        """The same, with a copy of the prompt for each row."""
         model = self._model
         texts = [[*prompt, *completion[:-1]] for prompt, completion in packed.pairs]
         rows = padded_right(texts, max(map(len, texts)), model.device)
@@ -147,13 +149,13 @@ class CompletionStates:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def _is_the_same(self) -> bool:
-        """Of two short prompts and three completions, with the gradient of the first weights that are a vector, whose way goes
-        through all layers behind them."""
+        """Compares both ways on two short prompts and three completions, with the gradient of the first weight that is
+        a vector, whose path goes through all later layers."""
         model = self._model
         pairs = [((3, 4, 5, 6, 7), (8, 9, 10)), ((3, 4, 5, 6, 7), (5, 3, 4)), ((9, 4, 8), (6, 7, 3))]
         packed, bound = pack_micro_batch(pairs, list(range(len(pairs))), model.device), model.weights(None)
         name = next(name for name, tensor in bound.parameters.items() if tensor.ndim == 1)
-        found = list[Tensor]()
+        results = list[Tensor]()
         for compute in (self._shared, self._repeated):
             leaf = bound.parameters[name].detach().clone().requires_grad_()
             try:
@@ -162,29 +164,29 @@ class CompletionStates:
                 gradient = torch.autograd.grad((states.float() * wave).sum(), leaf)[0]
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
                 return False  # transformers' way of saying that it cannot
-            found += [states.detach().float(), gradient.float()]
+            results += [states.detach().float(), gradient.float()]
         most = TOLERANCE.get(model.compute, ROUNDED)
-        distances = [float((a - b).norm() / b.norm()) for a, b in zip(found[:2], found[2:], strict=True)]
+        distances = [float((a - b).norm() / b.norm()) for a, b in zip(results[:2], results[2:], strict=True)]
         return all(math.isfinite(distance) and distance <= most for distance in distances)
 
 
-# Any other Hugging Face causal language model, computed by transformers behind the interface of model.py.
+# Any other Hugging Face causal language model, computed by transformers behind the interface of causal_lm.py.
 #
 # Slower than our own decoder and imported only when needed. Its parameters become views of one flat tensor, so that
-# training, checkpoints and adapters are the same code for both. Of the hidden states only those that predict something go
+# training, checkpoints and adapters share their code. Only hidden states that predict something go
 # through the unembedding, in chunks; prompts are computed once for all rows that continue them.
 
 
 @dataclass(frozen=True, slots=True)
 class BoundWeights:
-    """What one forward pass computes with: parameters by name, and the adapter if there is one."""
+    """The parameters by name for one forward pass, and the adapter if there is one."""
 
     parameters: Mapping[str, Tensor]
     adapter: LoraWeights | None
 
 
 class TransformersModel:
-    """See model.Model. One thread at a time."""
+    """See causal_lm.CausalModel. One thread at a time."""
 
     def __init__(self, module: nn.Module, device: torch.device, compute: torch.dtype) -> None:
         self.module, self.compute = module.eval(), compute
@@ -194,7 +196,7 @@ class TransformersModel:
         for name, view in move_tensors(named, self.layout.views(self.base)):
             named[name].requires_grad_(False)
             named[name].data = view
-        module.to(device)  # what is left: buffers. The weights were never there twice
+        module.to(device)  # only buffers are left: the weights were never held twice
         use_kernels(module)
         self.adapter_layout: TensorLayout | None = None
         self.flat: Tensor | None = None
@@ -215,33 +217,34 @@ class TransformersModel:
 
     @property
     def computed_by(self) -> str:
-        """See Model.computed_by."""
+        """See CausalModel.computed_by."""
         return "transformers"
 
     @property
     def token_bytes(self) -> int:
-        """See Model.token_bytes; by the usual names of the config, as if every layer kept keys and values."""
+        """See CausalModel.token_bytes; by the usual names of the config, as if every layer kept keys and values."""
         widths = _widths(self.module)
         return 2 * widths["layers"] * widths["key_value"] * self.compute.itemsize
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """See Model.config. Of some multimodal models only the language part is read, a class with names of its own."""
+        """See CausalModel.config. From some multimodal models only the language part is loaded, a class with its own
+        names."""
         config: Any = self.module.config
         name = type(self.module).__name__
         if name in (config.architectures or ()) and name not in LANGUAGE_PARTS:
             return None
-        told: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-        told.pop("_name_or_path", None)  # a folder of this machine
-        return {**told, "architectures": [name]}
+        settings: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+        settings.pop("_name_or_path", None)  # a folder of this machine
+        return {**settings, "architectures": [name]}
 
     def linear_layers(self) -> dict[str, nn.Linear]:
-        """Every linear layer but the unembedding, by its name."""
+        """Every linear layer except the unembedding, by its name."""
         head = getattr(self.module, "get_output_embeddings", lambda: None)()
         return {n: m for n, m in self.module.named_modules() if isinstance(m, nn.Linear) and m is not head}
 
     def lora_layout(self, rank: int) -> TensorLayout:
-        """Hook an adapter to every linear layer; gives the layout of its tensors."""
+        """Hook an adapter to every linear layer; returns the layout of its tensors."""
         layers = self.linear_layers()
         if not layers:
             raise BackendError("This architecture has no linear layers for an adapter. Choose the method full.")
@@ -275,18 +278,18 @@ class TransformersModel:
         return again()
 
     def weights(self, trained: Mapping[str, Tensor] | None) -> BoundWeights:
-        """See Model.weights."""
+        """See CausalModel.weights."""
         if self.adapter_layout is None and trained is not None:
             return BoundWeights(trained, None)
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
         return BoundWeights(self.layout.views(self.base.to(self.compute)), adapter)
 
     def decode_weights(self, trained: Mapping[str, Tensor] | None) -> BoundWeights:
-        """See Model.decode_weights."""
+        """See CausalModel.decode_weights."""
         return self.weights(trained)
 
     def hidden_states(self, bound: BoundWeights, positions: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
-        """What goes into the unembedding (rows, T, hidden), for input_ids (rows, T) at positions (rows, T), and the
+        """The unembedding's input (rows, T, hidden), for input_ids (rows, T) at positions (rows, T), and the
         cache."""
         with self.head.capturing():
             output = self.forward(bound, positions, **inputs)
@@ -299,7 +302,7 @@ class TransformersModel:
         if "cache" in inputs:
             inputs[self._cache_name] = inputs.pop("cache")
         self._adapter = bound.adapter
-        if self._has_state:  # decays make numbers near 1e-40, and products of these take a hundred times as long
+        if self._has_state:  # decays lead to numbers near 1e-40, whose products take a hundred times as long
             torch.set_flush_denormal(True)
         try:
             return functional_call(self.module, dict(bound.parameters), (), inputs)
@@ -309,17 +312,17 @@ class TransformersModel:
     def session(
         self, prompts: Sequence[TokenIds], owner: Tensor, _steps: int, weights: BoundWeights
     ) -> TransformersSession:
-        """See Model.session."""
+        """See CausalModel.session."""
         return TransformersSession(self, prompts, owner, weights)
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:
-        """See Model.micro_batches."""
-        if not self._predicting.shares:  # each row has its prompt to itself
+        """See CausalModel.micro_batches."""
+        if not self._predicting.shares:  # each row has its own prompt
             pairs = [((), (*prompt, *completion) if completion else ()) for prompt, completion in pairs]
         return plan_micro_batches(pairs, budget, workers)
 
     def token_logprobs(self, packed: PackedBatch, weights: BoundWeights, temperature: float) -> TokenLogprobs:
-        """See Model.token_logprobs."""
+        """See CausalModel.token_logprobs."""
         masks = packed.masks or [None] * len(packed.pairs)
         every = [mask or (True,) * len(pair[1]) for mask, pair in zip(masks, packed.pairs, strict=True)]
         step = torch.tensor([i for mask in every for i, counts in enumerate(mask) if counts], device=self.device)
@@ -333,7 +336,7 @@ class TransformersModel:
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """See Model.merged. What the architecture keeps as buffers belongs to its weights."""
+        """See CausalModel.merged. Buffers of the architecture count as weights."""
         buffers = dict(self.module.named_buffers())
         result = {name: tensor.clone() for name, tensor in self.module.state_dict().items() if name in buffers}
         result |= {name: view.clone() for name, view in self.layout.views(self.base).items()}
@@ -346,7 +349,7 @@ class TransformersModel:
         return result
 
     def close(self) -> None:
-        """See Model.close. Its hooks keep the module in memory for a while: the weights go by themselves."""
+        """See CausalModel.close. Hooks keep the module alive for a while, so the weights are freed separately."""
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             tensor.data = torch.empty(0)
         self.base, self.flat = torch.empty(0), None
@@ -371,12 +374,12 @@ class TransformersSession:
         self.keep(owner)
 
     def keep(self, rows: Tensor) -> None:
-        """See Session.keep."""
+        """See DecodeSession.keep."""
         self._cache.reorder_cache(rows)
         self._real, self._positions, self.logits = self._real[rows], self._positions[rows], self.logits[rows]
 
     def step(self, tokens: Tensor) -> None:
-        """See Session.step."""
+        """See DecodeSession.step."""
         self._real = torch.cat((self._real, self._real.new_ones(len(tokens), 1)), dim=1)
         self._positions = self._positions + 1
         self.logits = self._model.forward(
@@ -395,7 +398,7 @@ def _widths(module: nn.Module) -> dict[str, int]:
 
 
 def _in_full(logits: Tensor, targets: Tensor) -> TokenLogprobs:
-    """Of logits (T, V) that only the model itself can make."""
+    """Log-probabilities from logits (T, V) that only the model itself can compute."""
     logprobs = logits.float().log_softmax(dim=-1)
     entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(dim=-1)
     return TokenLogprobs(logprobs.gather(1, targets[:, None])[:, 0], entropy)

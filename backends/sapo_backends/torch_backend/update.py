@@ -1,6 +1,6 @@
 """One policy-gradient update of the flat parameters.
 
-The surrogate loss of sapo_backends.reference on tensors, for a micro-batch of a minibatch; AdamW (arXiv 1711.05101) on
+The surrogate loss of sapo_backends.reference on tensors, per micro-batch of a minibatch; AdamW (arXiv 1711.05101) on
 one flat float32 tensor, by torch's fused kernel, which passes over memory once; the order of micro-batches.
 """
 
@@ -26,7 +26,7 @@ from sapo_backends.torch_backend.runtime import ShardWorkers, split_range
 
 @dataclass(frozen=True, slots=True)
 class PolicyObjective:
-    """loss: this micro-batch's share of the minibatch's loss. clipped (T,): where the clip holds the gradient back."""
+    """loss: this micro-batch's share of the minibatch's loss. clipped (T,): where clipping blocks the gradient."""
 
     loss: Tensor
     clipped: Tensor
@@ -49,7 +49,7 @@ def policy_objective(
     whole: Sequence[TrainSample],
     policy: PolicyUpdate,
 ) -> PolicyObjective:
-    """logprobs (T,) of the samples' tokens that carry loss, one after another, sequence (T,) their rows.
+    """logprobs (T,): of the samples' tokens that carry loss, concatenated; sequence (T,): each token's sample.
 
     whole: the full minibatch.
     """
@@ -86,7 +86,7 @@ def _log_importance_weight(samples: Sequence[TrainSample], old: Tensor, sequence
 
 
 class FlatAdamW:
-    """first, second: moment estimates of the gradient, as long as the parameters. steps: taken so far."""
+    """first, second: moment estimates of the gradient, as long as the parameters. steps: number taken so far."""
 
     def __init__(self, parameters: Tensor, workers: ShardWorkers) -> None:
         self.first = torch.zeros_like(parameters)
@@ -96,8 +96,8 @@ class FlatAdamW:
 
     @torch.no_grad()
     def step(self, parameters: Tensor, gradient: Tensor, policy: PolicyUpdate) -> float:
-        """Clip by the global norm and step, in place; gives the norm before clipping. A gradient that is not finite
-        changes nothing."""
+        """Clip by the global norm and step, in place; returns the norm before clipping. If the gradient is not finite,
+        nothing changes."""
         norm = float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm):
             return norm
@@ -132,7 +132,8 @@ class FlatAdamW:
 
 @dataclass(slots=True)
 class PolicyTrainer:
-    """A model with the tensor that is trained. budget: tokens in a micro-batch. share: of it that is used now."""
+    """A model with the tensor that is trained. budget: tokens in a micro-batch. share: the part of the budget in use
+    now."""
 
     model: CausalModel
     flat: Tensor
@@ -143,7 +144,7 @@ class PolicyTrainer:
 
     @property
     def layout(self) -> TensorLayout:
-        """Of the trained tensor."""
+        """The layout of the trained tensor."""
         return self.model.adapter_layout or self.model.layout
 
     def gradient(
@@ -177,7 +178,7 @@ class PolicyTrainer:
                     on_progress(len(finished) / len(batches))
             return total, counts
 
-        # Longest first, dealt out in turn: every worker gets about the same amount.
+        # Longest first, dealt out in turn, so that every worker gets about the same amount.
         dealt = [batches[::-1][i :: self.workers.count] for i in range(min(self.workers.count, len(batches)))]
         result: Tensor | None = None
         for total, counts in self.workers.map(work, dealt):
@@ -193,7 +194,7 @@ class PolicyTrainer:
         leaves: Mapping[str, Tensor],
         tally: UpdateTally,
     ) -> Sequence[Tensor | None]:
-        """The gradient by each leaf of some of the minibatch's samples."""
+        """The gradient, by leaf tensor, of some of the minibatch's samples."""
         pairs = [(sample.prompt, sample.completion) for sample in samples]
         packed = pack_micro_batch(
             pairs, list(range(len(samples))), self.model.device, [sample.loss_mask for sample in samples]

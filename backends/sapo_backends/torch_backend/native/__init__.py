@@ -24,9 +24,10 @@ from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
-# The C files here as this machine's own code: compiled once into the cache folder, where there is a C compiler.
+# The C files here as native code for this machine: compiled once into the cache folder, if there is a C compiler.
 #
-# A package for every platform would carry code for an average processor; the machine that runs it knows better.
+# A package for every platform would contain code for an average processor; compiling here uses all that this one can
+# do.
 
 FOLDER = Path(__file__).parent
 _TARGETS = ("-march=native", "-mcpu=native")
@@ -35,7 +36,7 @@ _TIMEOUT_S = 60.0
 
 
 def is_there() -> bool:
-    """Whether nothing is left to do: no compiler, or compiled already."""
+    """Whether there is nothing left to do: no compiler, or already compiled."""
     try:
         return _plan()[0].exists()
     except (OSError, subprocess.SubprocessError):
@@ -43,8 +44,7 @@ def is_there() -> bool:
 
 
 def compile_library() -> Path:
-    """The library for this processor, compiled if it is not there yet, which takes seconds. Raises OSError,
-    SubprocessError."""
+    """The library for this processor; compiling it, if necessary, takes seconds. Raises OSError, SubprocessError."""
     path, command = _plan()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +56,7 @@ def compile_library() -> Path:
 
 
 def _build(command: Sequence[str], folder: Path, result: Path) -> None:
-    """Compile the files at the same time and link them. Raises OSError, SubprocessError."""
+    """Compile the files in parallel and link them. Raises OSError, SubprocessError."""
     files = sorted(FOLDER.glob("*.c"))
     objects = [folder / f"{file.stem}.o" for file in files]
 
@@ -69,7 +69,7 @@ def _build(command: Sequence[str], folder: Path, result: Path) -> None:
 
 
 def _plan() -> tuple[Path, list[str]]:
-    """Where the library lies, and what makes it but for its files. Raises OSError, SubprocessError."""
+    """The library's path, and the compiler command without the source files. Raises OSError, SubprocessError."""
     program = hardware.c_compiler()
     if program is None:
         raise FileNotFoundError("no C compiler")
@@ -77,35 +77,35 @@ def _plan() -> tuple[Path, list[str]]:
     problem = subprocess.SubprocessError()
     for target in _TARGETS:
         try:
-            # What the compiler takes this processor for is part of the name: folders are shared between machines.
-            known = _run(program, target, "-dM", "-E", "-x", "c", os.devnull)
+            # The compiler's view of this processor is part of the name: folders are shared between machines.
+            macros = _run(program, target, "-dM", "-E", "-x", "c", os.devnull)
         except subprocess.SubprocessError as error:
             problem = error
             continue
-        name = f"kernels-{hashlib.sha256(source + known).hexdigest()[:16]}.so"
+        name = f"kernels-{hashlib.sha256(source + macros).hexdigest()[:16]}.so"
         return cache_folder() / "native" / name, [program, _OPTIMISED, target, "-shared", "-fPIC"]
     raise problem
 
 
 def _run(*command: str) -> bytes:
-    """Its output. Raises SubprocessError when it fails or takes too long."""
+    """The command's output. Raises SubprocessError if it fails or takes too long."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True)
     return done.stdout
 
 
 # The compiled kernels as functions of tensors; checked before use.
 #
-# Where no compiler is, or what it made fails the check, everything goes its other way, in torch's operations, which gives
-# the same.
+# Without a compiler, or if its output fails the check, everything runs in torch's operations instead, with the same
+# results.
 
 PAD, PANEL, CHUNK = 16, 32, 16
 """As in vectors.h."""
 LARGEST_HEAD = 1024
-"""Numbers of a head that vectors.h has workspace for."""
+"""Largest head_dim that vectors.h has workspace for."""
 
 
 class KernelShape(ctypes.Structure):
-    """Of vectors.h; slots is for decoding."""
+    """The struct in vectors.h; slots is for decoding."""
 
     _fields_ = (
         ("heads", ctypes.c_int64),
@@ -117,8 +117,8 @@ class KernelShape(ctypes.Structure):
 
 
 def suits_kernels(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
-    """Whether a model is one for the kernels: they are for one thread, so for models of which a thread computes a share
-    of its own, and for whole vectors."""
+    """Whether the kernels suit a model: they run on one thread, so they are for models of which each thread computes
+    its own share, and whose widths are multiples of whole vectors."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
     small = place.type == "cpu" and kind == torch.float32 and parameters < round_memory.SHARDED_BELOW
     return small and whole and spec.plain and spec.head_dim <= LARGEST_HEAD
@@ -131,13 +131,13 @@ _LAYER = (
 
 
 class KernelLayer(ctypes.Structure):
-    """Of steps.c."""
+    """The struct in steps.c."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER.split())
 
 
 def data_pointer(x: Tensor | None) -> int | None:
-    """The address of a contiguous tensor, which the caller holds on to; NULL for None."""
+    """The address of a contiguous tensor, which the caller must keep alive; NULL for None."""
     return None if x is None else x.data_ptr()
 
 
@@ -170,7 +170,7 @@ class NativeKernels:
 
     @classmethod
     def load(cls, path: Path) -> NativeKernels:
-        """Raises OSError where the file is no library, AttributeError where it lacks a function."""
+        """Raises OSError if the file is not a library, AttributeError if it lacks a function."""
         library = ctypes.CDLL(str(path))
         for name, (*arguments, result) in _SIGNATURES.items():
             function = getattr(library, f"sapo_{name}")
@@ -202,11 +202,11 @@ class NativeKernels:
 
         def share(first: int) -> None:
             some = slice(first, first + part)
-            given = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
+            inputs = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
             wide, scale = logits.dtype == torch.float32, 1.0 / temperature
-            count = len(given[0])
+            count = len(inputs[0])
             self.library.sapo_chosen_logprobs(
-                count, size, data_pointer(logits[some]), wide, scale, *map(data_pointer, given)
+                count, size, data_pointer(logits[some]), wide, scale, *map(data_pointer, inputs)
             )
 
         starts = range(0, rows, part)
@@ -229,13 +229,13 @@ class NativeKernels:
 
 
 def load_kernels() -> NativeKernels | None:
-    """The library, or None where it is left out or cannot be had."""
+    """The library, or None if it is disabled or unavailable."""
     return None if is_left_out("native") else checked_kernels()
 
 
 @cache
 def checked_kernels() -> NativeKernels | None:
-    """The library, or None where it cannot be had, which is noted as a fallback."""
+    """The library, or None if it is unavailable, which is recorded as a fallback."""
     reason = ""
     for _ in range(2):
         try:
@@ -244,14 +244,14 @@ def checked_kernels() -> NativeKernels | None:
             reason = str(error) or type(error).__name__
             break
         try:
-            found = NativeKernels.load(path)
+            kernels = NativeKernels.load(path)
         except (OSError, AttributeError) as error:
             reason = str(error)
-            with contextlib.suppress(OSError):  # a damaged file: made anew
+            with contextlib.suppress(OSError):  # a damaged file: build it again
                 path.unlink()
             continue
-        if _works(found):
-            return found
+        if _works(kernels):
+            return kernels
         reason = "they compute something else than torch"
         break
     fall_back("native", reason)
@@ -259,7 +259,7 @@ def checked_kernels() -> NativeKernels | None:
 
 
 def _works(found: NativeKernels) -> bool:
-    """Whether the simplest parts give what torch gives; a compiler is not trusted blindly."""
+    """Whether the simplest functions agree with torch; a compiler is not trusted blindly."""
     x, weight = torch.linspace(-90.0, 90.0, 96).view(3, 32), torch.linspace(0.5, 2.0, 32)
     gate, up = x.chunk(2, dim=-1)
     targets, expected = torch.tensor([0, 13, 31]), F.log_softmax(x.bfloat16().float(), dim=-1)
