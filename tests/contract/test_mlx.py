@@ -271,9 +271,11 @@ def test_after_use_share_of_a_half_an_update_is_made_of_twice_as_many_micro_batc
     samples = [TrainSample(tuple(range(5, 21)), tuple(range(60, 76)), 1.0 - i % 2 * 2) for i in range(8)]
     monkeypatch.setattr(engine_module, "TRAINING_BUDGET", 128)
     sizes: list[int] = []
-    packed = update.pack
+    padded = update.pad_micro_batch
     monkeypatch.setattr(
-        update, "pack", lambda pairs, members, *more: sizes.append(len(members)) or packed(pairs, members, *more)
+        update,
+        "pad_micro_batch",
+        lambda pairs, members, *more: sizes.append(len(members)) or padded(pairs, members, *more),
     )
     policy = PolicyUpdate(1e-3)
     engine.update(samples, policy, 0)

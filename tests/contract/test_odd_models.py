@@ -91,7 +91,7 @@ def test_llama_cpp_s_cache_counts_the_heads_as_wide_as_they_are(model_folder: Fo
     assert config["head_dim"] != config["hidden_size"] // config["num_attention_heads"]
     file = tmp_path / "model.gguf"
     write_gguf(folder, file, "F32", strict=False)
-    model = native.Model(file)
+    model = native.GgufModel(file)
     numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     assert model.cache_bytes(1, native.F32) == 4 * numbers
     model.close()

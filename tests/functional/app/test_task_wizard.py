@@ -188,7 +188,7 @@ async def test_columns_wording_and_verifier_are_the_persons_to_change(home: Home
         await until(pilot, lambda: isinstance(pilot.app.screen, ChoiceDialog) and "already" in said(pilot))
         await pilot.press("escape")
     spec = read_task(home.tasks / "sums_two").spec
-    assert (spec.prompt, [type(part).__name__ for part in spec.verifier]) == ("Tell me: {question}", ["Exact"])
+    assert (spec.prompt, [type(part).__name__ for part in spec.verifier]) == ("Tell me: {question}", ["ExactVerifier"])
 
 
 async def test_the_mouse_does_the_same(home: Home) -> None:

@@ -232,7 +232,7 @@ where = sys.argv[2]
 if where == "before the rename":
     CheckpointStore._put = die
 else:
-    going_back.resume_log.forget = die
+    going_back.resume_log.delete_in_flight = die
 going_back.go_back_on_disk(Path(sys.argv[1]), RunConfig(), 1, "m")
 """
 

@@ -20,8 +20,8 @@ from sapo_desktop.services.tasks.wizard.interface import TaskPreview, WizardAnsw
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """An entry for each time that a file was made a task of."""
     made: list[Any] = []
-    true = actions.draft
-    monkeypatch.setattr(actions, "draft", lambda *given: made.append(given) or true(*given))
+    true = actions.draft_task
+    monkeypatch.setattr(actions, "draft_task", lambda *given: made.append(given) or true(*given))
     return made
 
 
@@ -55,8 +55,8 @@ async def test_of_five_quick_changes_of_the_wording_the_first_and_the_last_are_l
     tmp_path: Path, drafts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks, seen = await opened(tmp_path)
-    counted, all_typed = actions.draft, threading.Event()
-    monkeypatch.setattr(actions, "draft", lambda *given: all_typed.wait(60) and counted(*given))
+    counted, all_typed = actions.draft_task, threading.Event()
+    monkeypatch.setattr(actions, "draft_task", lambda *given: all_typed.wait(60) and counted(*given))
     for number in range(4):
         await given_up(tasks, replace(seen.answers, prompt=f"{number}: {{question}}"))
     look = asyncio.create_task(tasks.look(replace(seen.answers, prompt="Say: {question}")))

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where there are no kernels compiled for the processor, and nothing is known yet."""
     for module in ("paths", "device_check"):
-        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", lambda: None)
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.load_kernels", lambda: None)
     monkeypatch.setattr(runtime, "_FAILED", set())
     monkeypatch.setattr(runtime, "_FOUND", {})
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
@@ -141,7 +141,7 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
         pytest.skip("no C compiler")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
     for module in ("paths", "device_check"):
-        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.kernels", native.load_kernels)
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.load_kernels", native.load_kernels)
     assert computed_by() == "own decoder, compiled C kernels"
     (record,) = tmp_path.rglob("met-*.json")
     record.unlink()

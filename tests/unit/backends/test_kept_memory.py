@@ -171,7 +171,7 @@ def test_a_small_model_returns_freed_memory_seldom(monkeypatch: pytest.MonkeyPat
     from sapo_backends.torch_backend import engine as module
 
     returned: list[bool] = []
-    monkeypatch.setattr(module.hardware, "trim", lambda: returned.append(True))
+    monkeypatch.setattr(module.hardware, "release_free_memory", lambda: returned.append(True))
     engine = get_backend("torch")().load(LoadRequest("starter-1m", "none", "float32", "cpu", threads=1))
     few = Sampling(max_new_tokens=2)
     engine.generate([[1, 2]], 1, few, seed=0)

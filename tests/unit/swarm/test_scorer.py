@@ -87,7 +87,7 @@ async def test_a_question_to_contrast_with_that_does_not_exist_costs_nothing(sco
     gone, ref = TaskRef("base_conversion", "paper", 2734), TaskRef("base_conversion", "paper", 1)
     assert isinstance((await scorer.questions([gone]))[0], UnanswerableQuestion)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "contrasts", lambda ref, count: [gone] * count)
+        patch.setattr(worker, "contrast_refs", lambda ref, count: [gone] * count)
         reply = worker.answer_job(ScoringJob(ref, (f"<answer>{oracle(ref)}</answer>",), RewardRule(contrast=2)))
     assert (reply.failure, reply.rewards, reply.shortcut) == ("", (1.0,), ())
 
