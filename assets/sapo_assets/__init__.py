@@ -24,3 +24,14 @@ def experiments() -> dict[str, Path]:
     """Name -> TOML file of every experiment of the lab that ships."""
     folder = Path(str(files("sapo_assets"))) / "lab"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+_IN_WORDS = {
+    "starter": "a toy of 5M, bundled: to see how it works",
+    "starter-1m": "a smaller toy of 1M, worse and faster",
+}
+
+
+def describe_model(name: str) -> str:
+    """What a bundled model is, in a few words for people."""
+    return _IN_WORDS.get(name, "a toy, bundled: to see how it works")

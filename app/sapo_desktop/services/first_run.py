@@ -21,7 +21,6 @@ from sapo_swarm.node.governor.rules import PRESETS
 if TYPE_CHECKING:
     from sapo_desktop.services.bases.local_models import LocalBase, LocalBaseListing
 
-_TOYS = {"starter": "a toy of 5M, bundled: to see how it works", "starter-1m": "a smaller toy of 1M, worse and faster"}
 _GLANCE_S = 0.7
 """Seconds of measuring while the person reads the questions."""
 _CHOSEN = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type a hub id, a GGUF file, or a folder"))
@@ -34,11 +33,6 @@ _NAMED = 3
 """Models on this computer that are answers themselves; the list has all of them."""
 
 
-def toy(name: str) -> str:
-    """What a bundled model is, in a few words."""
-    return _TOYS.get(name, "a toy, bundled: to see how it works")
-
-
 def initial_choices() -> FirstRunInfo:
     """What can be chosen on any machine, at once; its `whole` is detect_choices() in a thread."""
     import sapo_assets
@@ -46,7 +40,7 @@ def initial_choices() -> FirstRunInfo:
     toys = sapo_assets.models() or ("starter",)
     return FirstRunInfo(
         hardware=(("auto", "looking at this machine …"),),
-        models=(*((name, toy(name)) for name in toys), *_CHOSEN),
+        models=(*((name, sapo_assets.describe_model(name)) for name in toys), *_CHOSEN),
         toys=tuple(toys),
         measure=measure_speed,
         check=wrong_with,
@@ -107,7 +101,7 @@ def _groups(home: Home, local: LocalBaseListing, away: str) -> tuple[BaseGroup, 
     local_offers = tuple(BaseOffer(base.base, base.short, _more(base), base.reason) for base in local.bases)
     nothing = ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
     notes = (*(() if local_offers or local.notes else nothing), *local.sentences)
-    toys = tuple(BaseOffer(name, toy(name)) for name in sapo_assets.models())
+    toys = tuple(BaseOffer(name, sapo_assets.describe_model(name)) for name in sapo_assets.models())
     return (
         BaseGroup("On this computer", local_offers, notes),
         BaseGroup(f"To download{f' (not now: {away})' if away else ''}", _recommended(home, away, local_offers)),

@@ -223,13 +223,13 @@ class HomeModels:
         return await asyncio.to_thread(self._offer)
 
     def _offer(self) -> NewModelInfo:
+        import sapo_assets
         from sapo_desktop.services.bases import local_models
-        from sapo_desktop.services.first_run import toy
         from sapo_desktop.services.models.shelf import creating
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
-        toys = tuple((name, toy(name)) for name, _ in creating.bundled_bases())
+        toys = tuple((name, sapo_assets.describe_model(name)) for name, _ in creating.bundled_bases())
         run = settings.load_settings(self._home.settings).run
         first = ((run.model, "as in your settings"),) if run.model not in dict(toys) else ()
         count = f"{len(run.tasks)} task{'' if len(run.tasks) == 1 else 's'}"
