@@ -63,12 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print every stored event as one JSON line")
     parser.add_argument(
-        "--as-left",
-        nargs="?",
-        const="paused",
-        choices=("paused", "finished"),
-        default="",
-        help="stay paused if you paused it before, or it had finished (finished: only then); for starts that nobody typed",
+        "--as-left", action="store_true", help="stay paused if you paused it before; the start at login uses this"
+    )
+    parser.add_argument(
+        "--as-finished",
+        action="store_true",
+        help="stay paused if it had finished before; the dashboard's start uses this",
     )
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
     parser.add_argument(
@@ -121,7 +121,7 @@ def main(args: argparse.Namespace) -> int:
         setup.deaths = until_the_end.enter_context(ticker.track_oom_deaths(setup.folder, rounds))
         if chosen.limits.max_memory and not ticker.limit_process_memory(chosen.limits.max_memory):
             reporter.say("limits.max_memory bounds what is planned here, but this system has no wall for the rest.")
-        setup.as_left = args.as_left
+        setup.as_left = "paused" if args.as_left else "finished" if args.as_finished else ""
         setup.judge, setup.trial = judge, on_trial.name if on_trial else ""
         step_back(chosen.limits.nice)
         node_logging(home.node_log)
