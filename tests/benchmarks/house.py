@@ -57,7 +57,7 @@ def called(frame, what, _):
     name = module_of(code.co_filename)
     if name is None or not code.co_flags & 2:  # the body of a module or of a class, which an import runs
         return
-    if MARK == "round" and code.co_name == "encode" and name == "sapo_swarm/events.py":
+    if MARK == "round" and code.co_name == "encode_event" and name == "sapo_swarm/events.py":
         event = frame.f_locals["event"]
         if type(event).__name__ == "RoundFinished" and event.round > state["last"]:
             state["last"], state["on"] = event.round, event.round < 2
