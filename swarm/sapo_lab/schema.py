@@ -105,6 +105,14 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
         bool, _doc("Every node answers one held-out question a round, the same for all (the paper's open demo)")
     ] = False
     token_budget: Annotated[int, _doc("Stop when a node has generated so many tokens on average; 0 = never", ge=0)] = 0
+    seconds_budget: Annotated[
+        float,
+        _doc(
+            "Stop when a node has used so many processor seconds on average: generation, scoring, the checks of others' groups "
+            "and updates; 0 = never",
+            ge=0.0,
+        ),
+    ] = 0.0
 
 
 def describe_conditions() -> Iterator[tuple[str, str, object]]:
@@ -133,9 +141,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared, on how many nodes, how often, and on how much it is measured.
 
-    final_items: held-out items per task at the end, each answered by final_answers of the nodes. first_item: number of the
-    first; from 0 on are the questions used by earlier experiments and the curve. comparisons: how many the endpoint has, for
-    Bonferroni's correction; 0: one for each arm that is compared.
+    final_items: held-out items per task at the end, each answered by final_answers of the nodes, greedily and at temperature
+    1. final_samples: completions of an item at temperature 1; with more than one, a single node answers it. first_item: number
+    of the first; from 0 on are the questions used by earlier experiments and the curve. comparisons: how many the endpoint
+    has, for Bonferroni's correction; 0: one for each arm that is compared.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}\Z")]
@@ -145,6 +154,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     seeds: Annotated[tuple[int, ...], Meta(min_length=1)]
     final_items: Annotated[int, Meta(ge=0, le=10_000)]
     final_answers: Annotated[int, Meta(ge=1, le=256)]
+    final_samples: Annotated[int, Meta(ge=1, le=64)] = 1
     first_item: Annotated[int, Meta(ge=0, le=500_000)] = 0
     comparisons: Annotated[int, Meta(ge=0, le=1000)] = 0
     arms: Annotated[tuple[Arm, ...], Meta(min_length=1)]

@@ -6,6 +6,8 @@ planted           share of local completions with the hostile sentence
 pool              external groups available
 replayed          groups of the batch that this node generated in earlier rounds
 refused           available groups below the log-probability floor
+cpu_s             processor seconds of the round: engine, scoring, and verify_s
+verify_s          seconds of scoring others' groups again
 judged            verdict on the judge's question, where there is a judge and a question
 """
 

@@ -40,12 +40,13 @@ class NodeState(msgspec.Struct, frozen=True):
     held_out: float | None = None
     memory: ReplayBuffer = msgspec.field(default_factory=ReplayBuffer)
     unlikely: dict[str, tuple[bool, ...]] = {}
+    spent_s: float = 0.0
 
 
 @dataclass
 class LabNode:
     """split: I and J of the next round. tokens: generated so far. used: keys of shared groups that it trained on. held_out:
-    its last pass@1. cpu_s: processor seconds of its engine in the round so far."""
+    its last pass@1. cpu_s: processor seconds in the round so far. spent_s: in all its rounds."""
 
     index: int
     hostile: bool
@@ -59,6 +60,7 @@ class LabNode:
     held_out: float | None = None
     unlikely: UnlikelySources = field(default_factory=UnlikelySources)
     cpu_s: float = 0.0
+    spent_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -86,11 +88,13 @@ class LabNode:
             held_out=self.held_out,
             memory=self.context.memory,
             unlikely={key: tuple(newest) for key, newest in self.unlikely.newest.items()},
+            spent_s=self.spent_s,
         )
 
     def restore(self, state: NodeState) -> None:
         """Continue from a checkpoint's state."""
         self.split, self.tokens, self.held_out = state.split, state.tokens, state.held_out
+        self.spent_s = state.spent_s
         self.solved, self.used = set(state.solved), set(state.used)
         self.unlikely.newest = OrderedDict((key, deque(of, maxlen=NEWEST)) for key, of in state.unlikely.items())
         self.context.seen.clear()

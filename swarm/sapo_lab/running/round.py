@@ -35,8 +35,9 @@ async def run_round(nodes: Sequence[LabNode], arm: Arm, history: GroupHistory, s
         began = time.process_time()
         context = node.round_context()
         larger = _ahead(node, context, history, round_number) if terms.starved == "ahead" else context
-        generated.append((node, context, await _generate(larger, terms, round_number)))
-        node.cpu_s = time.process_time() - began
+        work = await _generate(larger, terms, round_number)
+        generated.append((node, context, work))
+        node.cpu_s = time.process_time() - began + work.seconds.get("score", 0.0)
     sharing = [await _share(node, context, work, terms) for node, context, work in generated]
     history.add([item for items in sharing for item in items], round_number)
     for (node, context, work), items in zip(generated, sharing, strict=True):
@@ -124,8 +125,12 @@ async def _train(
     began: float,
 ) -> None:
     """Sample from the pool, assemble, update, answer the judge, journal. began: in processor seconds, reduced by what the
-    node has used in the round before."""
+    node has used in the round before.
+
+    Scoring runs in a child process. The wall-clock seconds of waiting for it count as its processor seconds: an upper bound.
+    """
     available = history.pool(node.index, work.round, node.used) if uses_shared_groups(context.config) else []
+    verify_s = await _verify_arrivals(context, available, work.round - terms.staleness)
     refused = 0
     if terms.logprob_floor < 0:
         likely = [item for item in available if await _likely(node, context, item, work.round, terms)]
@@ -135,14 +140,25 @@ async def _train(
     await round_phases.share_groups(context, work)
     await run_stage(context, work)
     await _update(context, work, terms)
-    cpu_s = time.process_time() - began
+    cpu_s = time.process_time() - began + verify_s
+    node.spent_s += cpu_s
     verdict = await judge.score_judge_question(context, judged) if judged is not None else None
-    figures = {"cpu_s": cpu_s, "pool": float(len(available)), "refused": float(refused)}
+    figures = {"cpu_s": cpu_s, "verify_s": verify_s, "pool": float(len(available)), "refused": float(refused)}
     if verdict is not None:
         figures["judged"] = verdict
     finished = _journal(node, context, work, figures)
     if terms.adaptive:
         _adapt(node, finished, context.config.group_size)
+
+
+async def _verify_arrivals(context: RoundContext, available: Sequence[SharedGroup], arrived: int) -> float:
+    """Score again what others generated in round `arrived`, once, as every receiver does; returns the seconds. The lab's nodes
+    have the same verifier, so only the cost is of interest."""
+    began = time.monotonic()
+    for item in available:
+        if item.round == arrived and item.group.node != context.node_key:
+            await _rescored(context, item.group)
+    return time.monotonic() - began
 
 
 async def _likely(

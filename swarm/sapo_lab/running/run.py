@@ -80,6 +80,7 @@ class ResumeSettings(msgspec.Struct, frozen=True):
     seed: int
     arm: Arm
     first_item: int = 0
+    final_samples: int = 1
 
 
 def run_folder(out: Path, arm: str, seed: int) -> Path:
@@ -90,7 +91,9 @@ def run_folder(out: Path, arm: str, seed: int) -> Path:
 def settings_of(experiment: Experiment, arm: Arm, seed: int) -> ResumeSettings:
     """Everything that decides the results of one arm with one seed."""
     asked = (experiment.final_items, experiment.final_answers)
-    return ResumeSettings(experiment.name, experiment.nodes, *asked, seed, arm, experiment.first_item)
+    return ResumeSettings(
+        experiment.name, experiment.nodes, *asked, seed, arm, experiment.first_item, experiment.final_samples
+    )
 
 
 def settings_digest(settings: ResumeSettings) -> str:
@@ -233,8 +236,12 @@ class _Session:
         return PieceOver(f"{self.arm.name} seed {self.seed}: {done} of {self.arm.run.rounds} rounds are done.")
 
     def _spent(self) -> bool:
-        budget = self.arm.conditions.token_budget
-        return bool(budget) and sum(n.tokens for n in self.honest) >= budget * len(self.honest)
+        terms, nodes = self.arm.conditions, len(self.honest)
+        tokens, seconds = sum(n.tokens for n in self.honest), sum(n.spent_s for n in self.honest)
+        return bool(
+            (terms.token_budget and tokens >= terms.token_budget * nodes)
+            or (terms.seconds_budget and seconds >= terms.seconds_budget * nodes)
+        )
 
     def _tell(self, done: int, round_s: float, what: str = "round") -> None:
         newest = [event for node in self.honest for event in node.journal.read(kinds=("round",), tail=1)]
