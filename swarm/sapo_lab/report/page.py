@@ -48,9 +48,11 @@ PERMUTATION_NOTE = (
     "paired by seed, are the last two columns."
 )
 JOINT_NOTE = (
-    "Seeds and questions together: the gain in held-out pass@1 at the end, with a bootstrap interval that resamples training "
-    "seeds and held-out questions (two-way, 10,000 draws), over the seeds that both arms have, and corrected (Bonferroni) for "
-    "each arm's comparison with the first arm that it names. Costs beside it, of the arm and of the one compared with."
+    "Seeds and questions together: the gain in held-out pass@1 at the end, at temperature 0 (as a chat answers) and 1 (as "
+    "training samples), with a bootstrap interval that resamples training seeds and held-out questions (two-way, 10,000 draws), "
+    "over the seeds that both arms have, and corrected (Bonferroni) for each arm's comparison with the first arm that it names. "
+    "The difference in points resamples the tasks too: what is claimed for tasks in general rests on it. Costs beside it, of the "
+    "arm and of the one compared with; processor seconds include scoring and the checks of other nodes' groups."
 )
 NODE_TYPES_NOTE = (
     "Nodes that differ: what each type has learnt at the end, each node on the held-out questions that it answered (its "

@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_lab.running.held_out import VERDICTS
+from sapo_lab.running.held_out import GREEDY_VERDICTS, VERDICTS
 from sapo_lab.running.run import CompletedRun, run_folder
 from sapo_lab.schema import Arm, Experiment
+from sapo_swarm.evaluation import pass_at_k
 from sapo_swarm.events import Evaluated, RoundFinished, RunStarted
 from sapo_swarm.node.evaluation import read_results
 from sapo_swarm.node.journal import read_only
@@ -68,8 +69,10 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
     external_groups: of a batch, mean over nodes. trained_nonzero: local groups with a non-zero advantage in it. distinct:
     share of distinct answers in a group. judged: mean verdict of the judge, NaN without one. tokens, bytes: of all nodes,
     cumulative (bytes sent). at_end: the nodes in order, empty before the run has ended. verdicts: by task, the share of right
-    answers to each final question, in the order of the questions; empty in runs from before these were saved. cpu_s:
-    processor seconds of all nodes in their rounds, NaN in such runs.
+    answers to each final question, in the order of the questions; empty in runs from before these were saved. greedy: the same
+    at temperature 0. base_verdicts, base_greedy: the untrained models' on the same questions. pass_at_k: with several samples a
+    question, by task, (k, pass@k). cpu_s: processor seconds of all nodes in their rounds, NaN in such runs; scoring and
+    verification count in runs that have `greedy`. entropy: of the policy, nats a token, mean over nodes.
     """
 
     arm: str
@@ -96,6 +99,11 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
     at_end: tuple[NodeResult, ...] = ()
     verdicts: dict[str, Floats] = {}
     cpu_s: float = float("nan")
+    greedy: dict[str, Floats] = {}
+    base_verdicts: dict[str, Floats] = {}
+    base_greedy: dict[str, Floats] = {}
+    pass_at_k: dict[str, tuple[int, float]] = {}
+    entropy: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
 
     @property
     def rounds(self) -> int:
@@ -193,21 +201,42 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
         finished=finished is not None,
         versions=started.versions,
         at_end=tuple(_at_end(events) for events in per_node) if finished else (),
-        verdicts=_verdicts(folder) if finished else {},
+        verdicts=_verdicts(folder.glob(f"node-*/{VERDICTS}")) if finished else {},
+        greedy=_verdicts(folder.glob(f"node-*/{GREEDY_VERDICTS}")) if finished else {},
+        base_verdicts=_verdicts(_base_files(folder, greedy=False)) if finished else {},
+        base_greedy=_verdicts(_base_files(folder, greedy=True)) if finished else {},
+        pass_at_k=_pass_at_k(folder.glob(f"node-*/{VERDICTS}")) if finished else {},
+        entropy=_means([[e.entropy for e in events] for events in by_round]),
         cpu_s=sum(e.figures.get("cpu_s", float("nan")) for events in by_round for e in events),
     )
 
 
-def _verdicts(folder: Path) -> dict[str, Floats]:
+def _base_files(folder: Path, greedy: bool) -> list[Path]:
+    return [path for path in (folder / "base").glob("*.json") if path.stem.endswith("-greedy") == greedy]
+
+
+def _verdicts(paths: Iterable[Path]) -> dict[str, Floats]:
     """Of all nodes; empty if none were saved. Raises OSError, msgspec.MsgspecError."""
     answers: dict[str, dict[int, list[float]]] = {}
-    for path in folder.glob(f"node-*/{VERDICTS}"):
+    for path in paths:
         for result in read_results(path):
             answers.setdefault(result.ref.shown, {}).setdefault(result.ref.index, []).append(result.rate)
     return {
         task: np.array([np.mean(rates) for _, rates in sorted(by_item.items())], dtype=np.float64)
         for task, by_item in sorted(answers.items())
     }
+
+
+def _pass_at_k(paths: Iterable[Path]) -> dict[str, tuple[int, float]]:
+    """By task, unbiased, with k = all samples of a question but at most 8; empty with one sample a question."""
+    estimates: dict[str, list[tuple[int, float]]] = {}
+    for path in paths:
+        for result in read_results(path):
+            samples = len(result.correct)
+            if samples > 1:
+                k = min(8, samples)
+                estimates.setdefault(result.ref.shown, []).append((k, pass_at_k(samples, sum(result.correct), k)))
+    return {task: (some[0][0], float(np.mean([rate for _, rate in some]))) for task, some in sorted(estimates.items())}
 
 
 def _at_end(events: Sequence[object]) -> NodeResult:

@@ -16,11 +16,11 @@ import msgspec
 from sapo_backends.base import Sampling
 from sapo_lab.running.adaptive import observe_held_out
 from sapo_lab.running.nodes import LabNode
-from sapo_lab.schema import Arm, Experiment
+from sapo_lab.schema import Arm, BadExperiment, Experiment
 from sapo_swarm.evaluation import ItemResult, eval_items, evaluation_event, greedy_score, held_out_items
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.checkpoints import package_versions
-from sapo_swarm.node.evaluation import evaluate_questions, read_results, write_results
+from sapo_swarm.node.evaluation import beyond_exclusion, evaluate_questions, read_results, write_results
 from sapo_swarm.node.exchange import token_logprobs
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question, TaskRef
@@ -129,6 +129,17 @@ def _same_items(before: Sequence[ItemResult], answered: Sequence[ItemResult]) ->
 def registered_items(experiment: Experiment, arm: Arm) -> list[TaskRef]:
     """The questions for the base and the end."""
     return held_out_items(arm.run.tasks, arm.run.preset, experiment.final_items, experiment.first_item)
+
+
+def check_protected(experiment: Experiment, arm: Arm) -> None:
+    """Raises BadExperiment if training may have asked a question that the end asks: an arm's own (held_out_exclusion), an
+    examples phase's, or the recipe's of a bundled model (its text leaves out the same questions)."""
+    asked = beyond_exclusion(registered_items(experiment, arm), arm.run.tasks, arm.run.preset)
+    if asked:
+        raise BadExperiment(
+            f"{experiment.name}: {asked} of the final questions of {arm.name} are not kept out of training. Ask fewer "
+            "(final_items), or earlier ones (first_item = 0)."
+        )
 
 
 async def _answers(

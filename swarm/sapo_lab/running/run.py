@@ -116,7 +116,8 @@ async def run_arm(
     """Run, continue, or find it done. One scorer serves all nodes and may serve many runs.
 
     minutes: for the run in this piece, including loading; 0 = no limit. Raises PieceOver when they are used up, BadExperiment
-    if the folder holds a run with other settings, BackendError, JournalError, OSError.
+    if the folder holds a run with other settings or training may have asked the held-out questions, BackendError,
+    JournalError, OSError.
     """
     clock = TimeBudget(60 * minutes)
     folder = run_folder(out, arm.name, seed)
@@ -126,15 +127,14 @@ async def run_arm(
     if (folder / "done.json").exists() and _same(folder, settings):
         return msgspec.json.decode((folder / "done.json").read_bytes(), type=CompletedRun)
     _same(folder, settings)
+    held_out.check_protected(experiment, arm)
     scorer.answer_format = arm.run.answer_format
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "arm.json", msgspec.json.format(msgspec.json.encode(settings)))
     nodes: list[LabNode] = []
     try:
         excluded = (
-            await held_out_exclusion(scorer, arm.run.tasks, arm.run.preset, experiment.first_item)
-            if experiment.final_items
-            else frozenset()
+            await held_out_exclusion(scorer, arm.run.tasks, arm.run.preset) if experiment.final_items else frozenset()
         )
         for index in range(experiment.nodes):
             place = folder / f"node-{index}"

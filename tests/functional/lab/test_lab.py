@@ -198,6 +198,33 @@ async def test_a_token_budget_ends_a_run(play: Play, tmp_path: Path) -> None:
     assert done.tokens >= 4 * 50
 
 
+async def test_processor_seconds_end_a_run_and_verification_is_among_them(play: Play, tmp_path: Path) -> None:
+    done = await play(experiment([{"name": "a", "seconds_budget": 1e-6}], {"rounds": 100}), tmp_path)
+    assert done.rounds == 1
+    for node in range(4):
+        (first,) = rounds_of(tmp_path, node).values()
+        assert 0 < first.figures["verify_s"] < first.figures["cpu_s"]
+    await play(experiment([{"name": "a", "external_groups": 0}]), tmp_path / "alone")
+    assert all(r.figures["verify_s"] < 1e-3 for r in rounds_of(tmp_path / "alone", 0).values()), "nothing arrives"
+
+
+async def test_the_end_is_scored_at_both_temperatures_and_with_several_samples_at_1(
+    play: Play, tmp_path: Path
+) -> None:
+    found = experiment([{"name": "a"}], final_items=8, final_samples=8)
+    await play(found, tmp_path)
+    run = load_run(tmp_path, found.arm("a"), 1)
+    assert run is not None
+    for verdicts in (run.verdicts, run.greedy, run.base_verdicts, run.base_greedy):
+        assert {task: rates.size for task, rates in verdicts.items()} == dict.fromkeys(RUN["tasks"], 8)
+    assert {k for k, _ in run.pass_at_k.values()} == {8}
+    assert all((8 * rates == (8 * rates).round()).all() for rates in run.verdicts.values()), "one node, eight samples"
+    events = read_only(run_folder(tmp_path, "a", 1) / "node-0" / "journal.db", kinds=("evaluation",))
+    last = [e for e in events if isinstance(e, Evaluated)][-1]
+    assert last.greedy is not None
+    assert (last.items, last.greedy.items) == (4, 16)
+
+
 async def test_held_out_results_are_paired_with_the_base_and_the_base_is_measured_once(
     play: Play, tmp_path: Path
 ) -> None:
@@ -205,11 +232,11 @@ async def test_held_out_results_are_paired_with_the_base_and_the_base_is_measure
     await play(found, tmp_path)
     await play(found, tmp_path, arm="b")
     bases = [list((run_folder(tmp_path, arm, 1) / "base").iterdir()) for arm in ("a", "b")]
-    assert [len(files) for files in bases] == [1, 1]  # four nodes, one model
-    assert bases[0][0].read_bytes() == bases[1][0].read_bytes()
-    assert len(list((tmp_path / ".base").iterdir())) == 1  # the second arm has copied it
+    assert [len(files) for files in bases] == [2, 2]  # four nodes, one model, two temperatures
+    assert [path.read_bytes() for path in sorted(bases[0])] == [path.read_bytes() for path in sorted(bases[1])]
+    assert len(list((tmp_path / ".base").iterdir())) == 2  # the second arm has copied them
     await play(experiment([{"name": "c", "max_new_tokens": 9}]), tmp_path, arm="c")
-    assert len(list((tmp_path / ".base").iterdir())) == 2
+    assert len(list((tmp_path / ".base").iterdir())) == 4
     events = read_only(run_folder(tmp_path, "b", 1) / "node-0" / "journal.db", kinds=("evaluation",))
     evaluations = [e for e in events if isinstance(e, Evaluated)]
     assert [e.round for e in evaluations] == [0, 2, 4]
