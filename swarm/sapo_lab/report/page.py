@@ -23,6 +23,7 @@ from sapo_lab.report.table import (
     format_row,
     more_cells,
 )
+from sapo_lab.running.held_out import check_protected
 from sapo_lab.schema import BadExperiment, Experiment
 
 NOTE = (
@@ -53,6 +54,10 @@ JOINT_NOTE = (
     "over the seeds that both arms have, and corrected (Bonferroni) for each arm's comparison with the first arm that it names. "
     "The difference in points resamples the tasks too: what is claimed for tasks in general rests on it. Costs beside it, of the "
     "arm and of the one compared with; processor seconds include scoring and the checks of other nodes' groups."
+)
+SPREAD_NOTE = (
+    "More questions, or the same ones more surely: the share of right samples, the share of questions with a right one among k "
+    "(unbiased), both at temperature 1, and the policy's entropy in nats a token."
 )
 NODE_TYPES_NOTE = (
     "Nodes that differ: what each type has learnt at the end, each node on the held-out questions that it answered (its "
@@ -131,6 +136,11 @@ def describe_setup(experiment: Experiment, table: Sequence[ComparisonRow]) -> st
         text += f" Not finished: {', '.join(unfinished)}."
     if missing:
         text += f" Not run: {', '.join(missing)}."
+    try:
+        for row in table:
+            check_protected(experiment, row.arm)
+    except BadExperiment as unprotected:
+        text += f" WITHDRAWN, the figures prove nothing. {unprotected}"
     return text
 
 
@@ -154,7 +164,9 @@ def _sections(
     tasks = by_task.tasks_of(found)
     more = list(dict.fromkeys(more_cells(row) for row in table))
     sections = [
-        _Section("The table", NOTE, HEADS, [format_row(row, names) for row in table]),
+        _Section("The endpoint", JOINT_NOTE, joint.joint_columns(experiment), joint.joint_rows(experiment, found)),
+        _Section("", SPREAD_NOTE, joint.SPREAD_HEADS, joint.spread_rows(found, names)),
+        _Section("By seed", NOTE, HEADS, [format_row(row, names) for row in table]),
         _Section(
             "For the same tokens",
             GAIN_CURVE_NOTE,
@@ -163,7 +175,6 @@ def _sections(
         ),
         _Section("By task", BY_TASK_NOTE, by_task.task_gain_columns(tasks), by_task.task_gain_rows(experiment, found)),
         _Section("", PERMUTATION_NOTE, by_task.permuted_heads(tasks), by_task.permuted_lines(experiment, found)),
-        _Section("", JOINT_NOTE, joint.joint_columns(experiment), joint.joint_rows(experiment, found)),
         _Section(
             "Nodes that differ",
             NODE_TYPES_NOTE,
