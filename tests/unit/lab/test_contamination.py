@@ -42,7 +42,7 @@ def test_a_starters_training_text_holds_no_protected_question_and_most_of_the_ot
 
 def test_an_experiment_that_asks_unprotected_questions_is_refused_before_it_runs() -> None:
     withdrawn = load("sharing")
-    with pytest.raises(BadExperiment, match="2400 of the final questions of .* not kept out of training"):
+    with pytest.raises(BadExperiment, match=r"2400 of the final questions of .* not kept out of training"):
         check_protected(withdrawn, withdrawn.arms[0])
 
 
