@@ -8,7 +8,6 @@ from sapo_desktop import key_table, settings
 from sapo_desktop.cli import GROUPS
 from sapo_desktop.dashboard.look import LISTS
 from sapo_desktop.dashboard.screens.help import WORDS
-from sapo_lab.schema import describe_conditions
 from sapo_swarm.events import STATES
 
 CODES = ("0 ok", "1 error", "2 wrong usage", "3 no node is running", "4 no engine for it is installed")
@@ -41,19 +40,6 @@ def manual_lines() -> Iterator[str]:
         kind = field.kind.replace("|", " or ")
         yield f"| `{field.key}` | {field.help} | {kind} | {default if default != '' else '(empty)'} |"
     yield "\n`SAPO_HOME=FOLDER` moves settings, runs, logs and the socket into one folder."
-    yield from experiment_section()
-
-
-def experiment_section() -> Iterator[str]:
-    """The section on the lab's experiment files."""
-    yield "\n## Experiments of the lab\n"
-    yield "A TOML file (see `sapo-desktop lab list` and docs/lab/README.md) holds name, title, question, nodes, seeds,"
-    yield "final_items, final_answers, first_item, comparisons, `[run]` with any setting of a run, and `[[arms]]` that change"
-    yield "some of them. Besides the settings of a run, an arm or `[conditions]` may set:\n"
-    yield "| key | what it is | default |\n|---|---|---|"
-    for name, text, default in describe_conditions():
-        shown = str(default).lower() if isinstance(default, bool) else default
-        yield f"| `{name}` | {text} | {'(empty)' if default in ('', ()) else shown} |"
 
 
 def render_manual() -> str:

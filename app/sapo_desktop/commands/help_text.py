@@ -36,7 +36,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "export": ("export maths --format gguf --quant q8_0", "export maths --format hf --to maths-hf"),
     "verifiers": ("verifiers reverse-text maths --items 20",),
     "serve-model": ("serve-model maths --port 8080",),
-    "lab": ("lab list", "lab run friends --jobs 2", "lab report friends"),
     "runs": ("runs maths", "runs check maths --repair"),
     "rollback": ("rollback maths", "rollback maths --to best-greedy", "rollback maths --to 40"),
     "rollouts": ("rollouts --reward mixed --task bf", "rollouts maths --text prime -o found.jsonl"),

@@ -15,7 +15,7 @@ import pytest
 from tests.support.lab_runs import RUN, Play, Stopped, build, experiment, learning, play, rounds_of, scorer
 from tests.support.watched_node import CALM
 
-from sapo_desktop.cli import run_command_line as cli
+from sapo_lab.__main__ import main as cli
 from sapo_lab.report.results import load_run
 from sapo_lab.running.checkpoint import SwarmState
 from sapo_lab.running.nodes import open_node
@@ -208,9 +208,7 @@ async def test_processor_seconds_end_a_run_and_verification_is_among_them(play: 
     assert all(r.figures["verify_s"] < 1e-3 for r in rounds_of(tmp_path / "alone", 0).values()), "nothing arrives"
 
 
-async def test_the_end_is_scored_at_both_temperatures_and_with_several_samples_at_1(
-    play: Play, tmp_path: Path
-) -> None:
+async def test_the_end_is_scored_at_both_temperatures_and_with_several_samples_at_1(play: Play, tmp_path: Path) -> None:
     found = experiment([{"name": "a"}], final_items=8, final_samples=8)
     await play(found, tmp_path)
     run = load_run(tmp_path, found.arm("a"), 1)
@@ -270,7 +268,7 @@ async def test_kill_9_loses_nothing_but_the_round_in_flight(play: Play, tmp_path
     tables["arms"] = [{"name": "a"}]
     file = tmp_path / "e.toml"
     file.write_text(tomli_w.dumps(tables))
-    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "sapo_lab", "run", str(file), "--out", str(tmp_path)]
     victim = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         assert victim.stdout is not None
@@ -278,7 +276,7 @@ async def test_kill_9_loses_nothing_but_the_round_in_flight(play: Play, tmp_path
     finally:
         victim.send_signal(signal.SIGKILL)
         await victim.communicate()
-    assert await asyncio.to_thread(cli, ["lab", "run", str(file), "--out", str(tmp_path)]) == 0
+    assert await asyncio.to_thread(cli, ["run", str(file), "--out", str(tmp_path)]) == 0
     await play(parse_experiment(tables), tmp_path / "whole")
     assert learning(tmp_path / "e", 1) == learning(tmp_path / "whole", 1)
 
@@ -292,7 +290,7 @@ async def test_runs_side_by_side_end_with_the_process_that_started_them(tmp_path
     tables["run"] = {**RUN, "rounds": 100_000, "eval_every": 0}
     file = tmp_path / "e.toml"
     file.write_text(tomli_w.dumps(tables))
-    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--jobs", "2", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "sapo_lab", "run", str(file), "--jobs", "2", "--out", str(tmp_path)]
     parent = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     seen = b""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import sapo_assets
+import sapo_lab
 from sapo_lab.running.held_out import check_protected
 from sapo_lab.schema import BadExperiment, Experiment, load_experiment
 from sapo_swarm.tasks.catalogue import held_out
@@ -23,7 +23,7 @@ WITHDRAWN = 320_000
 
 
 def load(name: str) -> Experiment:
-    return load_experiment(sapo_assets.experiments()[name])
+    return load_experiment(sapo_lab.list_experiments()[name])
 
 
 @pytest.mark.parametrize("task", ["base_conversion", "fraction_simplification"])

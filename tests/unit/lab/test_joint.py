@@ -70,7 +70,9 @@ def test_a_gain_that_rests_on_one_task_of_six_is_no_gain_for_tasks_in_general() 
     found = joint_difference(mine, theirs)
     assert found.value == pytest.approx(0.5 / 6)
     assert found.low == 0.0
-    on_all = {s: {task: np.maximum(v, rng.random(100) < 0.5) for task, v in tasks.items()} for s, tasks in theirs.items()}
+    on_all = {
+        s: {task: np.maximum(v, rng.random(100) < 0.5) for task, v in tasks.items()} for s, tasks in theirs.items()
+    }
     assert joint_difference(on_all, theirs).low > 0.15
     assert math.isnan(joint_difference({1: mine[1]}, {1: theirs[1]}).low)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import _thread
 import asyncio
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
 
 from sapo_desktop.errors import AppError
-from sapo_desktop.paths import own_command
 
 ENDS_WITH_PARENT = "--ends-with-parent"
 """The flag for a process whose standard input closes when its starter has gone, `kill -9` included."""
@@ -18,7 +18,7 @@ _GRACE_S = 10.0
 
 
 async def run_all(commands: Sequence[tuple[str, Sequence[str]]], jobs: int) -> None:
-    """Run (name, arguments of sapo-desktop), `jobs` at a time. Raises AppError when one fails; the others continue."""
+    """Run (name, arguments of `python -m sapo_lab`), `jobs` at a time. Raises AppError when one fails; the others continue."""
     places, began, failed = asyncio.Semaphore(jobs), time.monotonic(), list[str]()
     finished = 0
 
@@ -26,7 +26,7 @@ async def run_all(commands: Sequence[tuple[str, Sequence[str]]], jobs: int) -> N
         nonlocal finished
         async with places:
             process = await asyncio.create_subprocess_exec(
-                *(*own_command(), *arguments, ENDS_WITH_PARENT),
+                *(sys.executable, "-m", "sapo_lab", *arguments, ENDS_WITH_PARENT),
                 stdin=asyncio.subprocess.PIPE,
                 env=dict(os.environ),
             )

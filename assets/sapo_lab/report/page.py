@@ -99,7 +99,7 @@ def write_report(experiment: Experiment, out: Path, to: Path, command: str) -> l
 
     everything = with_saved_runs(experiment, load_all(experiment, out), to)
     if not everything:
-        raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: sapo-desktop lab run.")
+        raise BadExperiment(f"There is no run of {experiment.name} in {out}. Start one: python -m sapo_lab run.")
     found = select_comparable_runs(everything)
     table = comparison_rows(experiment, found)
     figures = draw_figures(experiment, found, table, to)

@@ -1,11 +1,12 @@
-"""`sapo-desktop lab`: experiments with many nodes in one process, and the report on them."""
+"""`python -m sapo_lab`: run experiments with many nodes in one process, and report on them."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,23 +15,24 @@ import msgspec
 from sapo_backends.base import Engine
 from sapo_backends.packages import install_command
 from sapo_desktop import umask
-from sapo_desktop.errors import AppError, UsageError
+from sapo_desktop.errors import AppError, UsageError, exit_code_of
 from sapo_desktop.paths import Home
-from sapo_desktop.services import lab_processes
 from sapo_desktop.services.nodes.supervisor import NodeLock
+from sapo_lab import list_experiments, processes
 from sapo_lab.running.run import PieceOver, RunProgress, run_arm, run_folder
-from sapo_lab.schema import Arm, Experiment, load_experiment
+from sapo_lab.schema import Arm, Experiment, describe_conditions, load_experiment
 from sapo_swarm.config import RunConfig
 
 _LINE_S = 10.0
 """Minimum seconds between two progress lines of a run."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    """The verb's own arguments."""
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of the lab."""
+    parser = argparse.ArgumentParser(prog="python -m sapo_lab", description=__doc__)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     run = actions.add_parser("run", help="run an experiment; what was done before is not done again")
-    run.add_argument("experiment", help="a TOML file, or a name from `lab list`")
+    run.add_argument("experiment", help="a TOML file, or a name from `list`")
     run.add_argument("--only", default="", metavar="ARM[,ARM]", help="only these arms (default: all)")
     run.add_argument("--seeds", default="", metavar="N[,N]", help="only these seeds (default: the experiment's)")
     run.add_argument("--jobs", type=int, default=1, help="runs at the same time, a process each (default: 1)")
@@ -46,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         help="stop after so many, saved; the same command goes on (default: never)",
     )
     run.add_argument("--fresh", action="store_true", help="throw away what these arms and seeds have so far")
-    run.add_argument(lab_processes.ENDS_WITH_PARENT, action="store_true", help=argparse.SUPPRESS)
+    run.add_argument(processes.ENDS_WITH_PARENT, action="store_true", help=argparse.SUPPRESS)
     report = actions.add_parser(
         "report", help="tables and figures from the journals: HTML, Markdown, PNG; what they say is kept there too"
     )
-    report.add_argument("experiment", help="a TOML file, or a name from `lab list`")
+    report.add_argument("experiment", help="a TOML file, or a name from `list`")
     report.add_argument("--out", type=Path, default=None, help="where the journals are (default: the data folder)")
     report.add_argument(
         "--to",
@@ -58,14 +60,33 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         default=None,
         help="where the report goes; runs kept there count too (default: beside the journals)",
     )
-    listing = actions.add_parser("list", help="the experiments that ship, and how far each one is here")
+    listing = actions.add_parser("list", help="the experiments, and how far each one is here")
     listing.add_argument("--out", type=Path, default=None, help="where the journals are (default: the data folder)")
+    actions.add_parser("keys", help="what an arm may set besides the settings of a run")
+    return parser
 
 
-def main(args: argparse.Namespace) -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Parse and run; returns the exit code."""
+    umask.set_private_umask()
+    try:
+        return run_action(build_parser().parse_args(list(arguments)))
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        code = exit_code_of(error)
+        if code is None:
+            raise
+        print(f"sapo_lab: {error}", file=sys.stderr)
+        return code
+
+
+def run_action(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, AppError, BadExperiment."""
     if args.action == "list":
         return _list(args.out)
+    if args.action == "keys":
+        return _print_keys()
     if args.out or vars(args).get("to"):
         umask.as_in_the_shell()
     file = find_experiment(args.experiment)
@@ -80,23 +101,21 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("--jobs is at least 1.")
     if args.jobs > 1 and len(chosen) > 1:
         commands = [(f"{arm.name} seed {seed}", _command(file, arm, seed, args)) for arm, seed in chosen]
-        asyncio.run(lab_processes.run_all(commands, args.jobs))
+        asyncio.run(processes.run_all(commands, args.jobs))
         return 0
     if args.ends_with_parent:
-        lab_processes.end_with_parent()
+        processes.end_with_parent()
     asyncio.run(_in_turn(experiment, chosen, out, args.fresh, args.minutes))
     return 0
 
 
 def find_experiment(name: str) -> Path:
-    """The shipped experiment of that name, or the file. Raises UsageError."""
-    import sapo_assets
-
-    shipped = sapo_assets.experiments()
-    if name in shipped:
-        return shipped[name]
+    """The registered experiment of that name, or the file. Raises UsageError."""
+    registered = list_experiments()
+    if name in registered:
+        return registered[name]
     if not Path(name).is_file():
-        raise UsageError(f"There is no experiment {name!r}. Shipped: {', '.join(shipped)}; or give a TOML file.")
+        raise UsageError(f"There is no experiment {name!r}. There are {', '.join(registered)}; or give a TOML file.")
     return Path(name)
 
 
@@ -170,17 +189,15 @@ def _locked(out: Path, arm: Arm, seed: int) -> NodeLock:
 
 
 def _command(file: Path, arm: Arm, seed: int, args: argparse.Namespace) -> list[str]:
-    command = ["lab", "run", str(file), "--only", arm.name, "--seeds", str(seed)]
+    command = ["run", str(file), "--only", arm.name, "--seeds", str(seed)]
     for name in ("device", "model"):
         command += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
     return command + (["--out", str(args.out)] if args.out else []) + (["--fresh"] if args.fresh else [])
 
 
 def _list(out: Path | None) -> int:
-    import sapo_assets
-
     folder = out or Home.find().data / "lab"
-    for name, file in sapo_assets.experiments().items():
+    for name, file in list_experiments().items():
         experiment = load_experiment(file)
         runs = [(arm.name, seed) for arm in experiment.arms for seed in experiment.seeds]
         done = sum((run_folder(folder / name, *run) / "done.json").exists() for run in runs)
@@ -193,7 +210,7 @@ def _report(experiment: Experiment, file: Path, out: Path, to: Path) -> int:
     from sapo_lab.report.page import write_report
 
     try:
-        paths: Iterable[Path] = write_report(experiment, out, to, f"sapo-desktop lab run {file.stem}")
+        paths: Iterable[Path] = write_report(experiment, out, to, f"python -m sapo_lab run {file.stem}")
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
@@ -201,3 +218,13 @@ def _report(experiment: Experiment, file: Path, out: Path, to: Path) -> int:
     for path in paths:
         print(path)
     return 0
+
+
+def _print_keys() -> int:
+    for name, text, default in describe_conditions():
+        print(f"{name} = {default!r}\n    {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

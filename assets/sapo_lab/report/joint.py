@@ -113,21 +113,24 @@ def joint_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]])
     only because one of them learned nothing shows it there."""
     corrected = 1.0 - 0.05 / comparison_count(experiment)
     rows: list[tuple[str, ...]] = []
-    for temperature, verdicts_of in (("0", "greedy"), ("1", "verdicts")):
-        known = {name: {run.seed: run for run in runs if getattr(run, verdicts_of)} for name, runs in found.items()}
+    for temperature in ("0", "1"):
+        greedy = temperature == "0"
+        after = {
+            name: {run.seed: run.final(greedy) for run in runs if run.final(greedy)} for name, runs in found.items()
+        }
         for arm in experiment.arms:
-            mine = known.get(arm.name, {})
-            untrained = {seed: before for seed, run in mine.items() if (before := getattr(run, f"base_{verdicts_of}"))}
-            if untrained:
-                ours = {seed: getattr(mine[seed], verdicts_of) for seed in untrained}
-                rows.append((arm.shown, "untrained", temperature, *_compare(ours, untrained, corrected), *[""] * 4))
+            mine = after.get(arm.name, {})
+            before = {run.seed: run.untrained(greedy) for run in found.get(arm.name, ()) if run.untrained(greedy)}
+            if mine and before:
+                ours = {seed: mine[seed] for seed in before}
+                rows.append((arm.shown, "untrained", temperature, *_compare(ours, before, corrected), *[""] * 4))
             for other in arm.against:
-                theirs = known.get(other, {})
+                theirs = after.get(other, {})
                 seeds = sorted(mine.keys() & theirs.keys())
                 if not seeds:
                     continue
-                ours, others = ({seed: getattr(some[seed], verdicts_of) for seed in seeds} for some in (mine, theirs))
-                pairs = [[some[seed] for seed in seeds] for some in (mine, theirs)]
+                pairs = [[run for run in found[name] if run.seed in seeds] for name in (arm.name, other)]
+                ours, others = ({seed: some[seed] for seed in seeds} for some in (mine, theirs))
                 cells = (*_compare(ours, others, corrected), *_costs((arm, experiment.arm(other)), pairs))
                 rows.append((arm.shown, experiment.arm(other).shown, temperature, *cells))
     return rows

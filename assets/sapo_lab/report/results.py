@@ -110,6 +110,14 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
         """Rounds that were journalled."""
         return len(self.local)
 
+    def final(self, greedy: bool) -> dict[str, Floats]:
+        """The verdicts at the end, at temperature 0 or 1; empty if none were saved."""
+        return self.greedy if greedy else self.verdicts
+
+    def untrained(self, greedy: bool) -> dict[str, Floats]:
+        """The untrained models' verdicts, at temperature 0 or 1; empty if none were saved."""
+        return self.base_greedy if greedy else self.base_verdicts
+
     @property
     def base(self) -> HeldOut | None:
         """The untrained model's results, None if it was not evaluated."""
