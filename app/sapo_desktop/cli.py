@@ -86,13 +86,12 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "tour": ("nodes.replay", "two minutes with captions: a recorded swarm of three nodes, in the dashboard"),
         "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
-        "mcp": ("nodes.mcp", "status, pause, runs, eval and chat for a program that speaks the Model Context Protocol"),
         "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
     },
 }
 """The verbs in the order of --help: verb -> (module in sapo_desktop.commands, one line of help)."""
 
-RARE = frozenset({"ban", "directory", "external", "lab", "mcp", "paths", "run-anyway", "snooze", "stay", "verifiers"})
+RARE = frozenset({"ban", "directory", "external", "lab", "paths", "run-anyway", "snooze", "stay", "verifiers"})
 """Verbs that --help names without a description, at the end of each group."""
 
 VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}
