@@ -57,10 +57,6 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "My tasks": {
         "tasks": ("tasks.verb", "list tasks, show sample questions, or make a task of your own from a file"),
-        "verifiers": (
-            "tasks.verifiers",
-            "a model in an environment of the verifiers package, in that environment's own Python",
-        ),
     },
     "Swarm": {
         "coordinator": ("swarms.coordinator", "host a swarm: print the invite, serve until stopped"),
@@ -91,7 +87,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 }
 """The verbs in the order of --help: verb -> (module in sapo_desktop.commands, one line of help)."""
 
-RARE = frozenset({"ban", "directory", "external", "lab", "paths", "run-anyway", "snooze", "stay", "verifiers"})
+RARE = frozenset({"ban", "directory", "external", "lab", "paths", "run-anyway", "snooze", "stay"})
 """Verbs that --help names without a description, at the end of each group."""
 
 VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}

@@ -34,7 +34,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "compare": ("compare maths", "compare maths coach"),
     "chat": ("chat maths", "chat maths --questions 20", 'chat maths "What is 17 + 25?"'),
     "export": ("export maths --format gguf --quant q8_0", "export maths --format hf --to maths-hf"),
-    "verifiers": ("verifiers reverse-text maths --items 20",),
     "serve-model": ("serve-model maths --port 8080",),
     "lab": ("lab list", "lab run friends --jobs 2", "lab report friends"),
     "runs": ("runs maths", "runs check maths --repair"),
