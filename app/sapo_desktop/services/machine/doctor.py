@@ -24,14 +24,14 @@ from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.governor import rules
 from sapo_swarm.node.governor.machine import MachineMonitor
 from sapo_swarm.node.governor.rules import ResourceLimits
-from sapo_swarm.node.governor.sensors import NAMES, PROC, SYSFS, command_output
+from sapo_swarm.node.governor.sensors import NAMES, SYSFS, command_output
 
 # The doctor's lines about what the limits can use: each sensor with its present value, or that it is not available.
 
 
-def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
-    """One line per sensor. folder: on the disk that is watched. sysfs, proc: Linux's trees."""
-    now = MachineMonitor(folder, sysfs, proc).readings(idle=True, metered=True)
+def sensor_findings(folder: Path, sysfs: Path = SYSFS) -> Iterator[Finding]:
+    """One line per sensor. folder: on the disk that is watched. sysfs: Linux's device tree."""
+    now = MachineMonitor(folder, sysfs).readings(idle=True)
     power = None if now.on_battery is None else ("on battery" if now.on_battery else "plugged in")
     if power and now.charge is not None:
         power = f"{power}, {now.charge:.0f} %"
@@ -39,12 +39,6 @@ def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Ite
     yield _line("heat", None if now.celsius is None else f"{now.celsius:.0f} °C", "slow_celsius and max_celsius")
     pressure = None if now.thermal_pressure is None else NAMES[now.thermal_pressure]
     yield _line("thermal pressure", pressure, "slow_thermal_pressure")
-    yield _line("fan", None if now.fan_rpm is None else f"{now.fan_rpm:.0f} turns a minute", "slow_fan_rpm")
-    waits = None if now.memory_wait is None else f"programs wait for it {now.memory_wait:.0f} % of the time"
-    yield _line("memory pressure", waits, "slow_memory_wait")
-    yield _line("lid", None if now.lid_closed is None else ("closed" if now.lid_closed else "open"), "pause_lid_closed")
-    metered = None if now.metered is None else ("paid by volume" if now.metered else "not metered")
-    yield _line("network", metered, "pause_on_metered")
     touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {format_age(now.idle_s)} ago"
     yield _line("activity", touched, "pause_when_active and slow_when_active")
 

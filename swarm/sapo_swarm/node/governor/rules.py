@@ -110,22 +110,6 @@ class ResourceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=4,
         ),
     ] = 2
-    slow_fan_rpm: Annotated[
-        float, Meta(description="Slower above this fan speed, in turns a minute; 0 = never (Linux)", ge=0, le=30000)
-    ] = 0.0
-    slow_memory_wait: Annotated[
-        float,
-        Meta(
-            description="Slower while programs wait for memory more than this percent of the time (Linux), pause above four "
-            "times that, at most 50; 0 = never",
-            ge=0,
-            le=100,
-        ),
-    ] = 10.0
-    pause_lid_closed: Annotated[bool, Meta(description="Pause while a laptop's lid is closed (Linux)")] = False
-    pause_on_metered: Annotated[
-        bool, Meta(description="In a swarm pause on a network that is paid by volume (NetworkManager)")
-    ] = False
     max_network_mb_a_day: Annotated[
         float,
         Meta(
@@ -134,10 +118,6 @@ class ResourceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             ge=0,
             le=1e6,
         ),
-    ] = 0.0
-    slow_other_load: Annotated[
-        float,
-        Meta(description="Slower while other programs use more than this percent of the CPU; 0 = never", ge=0, le=100),
     ] = 0.0
     min_free_memory: Annotated[
         float,
@@ -181,11 +161,6 @@ _ECO: Mapping[str, bool | float | int] = {
     "slow_celsius": 70.0,
     "max_celsius": 80.0,
     "slow_thermal_pressure": 1,
-    "slow_fan_rpm": 3000.0,
-    "slow_memory_wait": 5.0,
-    "pause_lid_closed": True,
-    "pause_on_metered": True,
-    "slow_other_load": 40.0,
     "min_free_memory": 1.0,
     "pause_when_active": True,
     "slow_when_active": True,
@@ -202,7 +177,6 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "slow_celsius": 0.0,
         "max_celsius": 95.0,
         "slow_thermal_pressure": 3,
-        "slow_memory_wait": 20.0,
         "nice": 0,
     },
 }
@@ -215,7 +189,7 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
 # does not make training flap. Levels: EASE is half the threads and half the micro-batch, SLOW additionally rests as
 # long as it works, PAUSE stops and keeps what is finished. A rule may rise from level to level at once; it falls no
 # sooner than a dwell after its last change, and having fallen rises no sooner than a dwell after that. Only a pause for
-# memory (free, or waited for), disk or heat ignores the dwell. A change of the limits applies at once.
+# memory, disk or heat ignores the dwell. A change of the limits applies at once.
 
 
 class ThrottleLevel(IntEnum):
@@ -347,9 +321,6 @@ COOLER = 8.0
 SLACK = 1.25
 """A hold for free memory or disk ends at this multiple of its line."""
 CHARGED = 5.0
-QUIETER = 10.0
-CALMER, QUIET_FAN = 0.5, 0.8
-"""Factors on the line: where a hold for memory waits, and one for a fan, ends."""
 TOUCH_S = 30.0
 """Keyboard or mouse touched within this many seconds: somebody is there."""
 
@@ -440,60 +411,15 @@ def _person(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) 
     return RuleDecision(step, "you are using the computer", f"{limits.away_minutes:g} min after your last touch")
 
 
-def _wait(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    """When programs wait for memory, the machine is about to stand still, however much of it looks free."""
-    line = limits.slow_memory_wait
-    if now.memory_wait is None or not line or now.memory_wait <= line * (CALMER if level else 1.0):
-        return FREE
-    hard = min(4 * line, 50.0)
-    reason = f"programs wait for memory {now.memory_wait:.0f} % of the time"
-    if now.memory_wait > hard * (CALMER if level == ThrottleLevel.PAUSE else 1.0):
-        return RuleDecision(ThrottleLevel.PAUSE, reason, f"below {max(hard, line) * CALMER:.2g} %: close something")
-    return RuleDecision(ThrottleLevel.SLOW, reason, f"below {line * CALMER:.2g} %")
-
-
-def _fan(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    line = limits.slow_fan_rpm
-    quiet = line * QUIET_FAN
-    if now.fan_rpm is None or not line or now.fan_rpm <= (quiet if level else line):
-        return FREE
-    return RuleDecision(ThrottleLevel.SLOW, f"the fan turns at {now.fan_rpm:.0f} rpm", f"below {quiet:.0f} rpm")
-
-
-def _lid(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
-    held = limits.pause_lid_closed and now.lid_closed
-    return RuleDecision(ThrottleLevel.PAUSE, "the lid is closed", "once it is open") if held else FREE
-
-
-def _metered(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
-    held = limits.pause_on_metered and now.metered
-    return RuleDecision(ThrottleLevel.PAUSE, "the network is metered", "once it is another network") if held else FREE
-
-
-def _load(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    line = limits.slow_other_load
-    quiet = _below(line, QUIETER)
-    if now.other_load is None or not line or now.other_load <= (quiet if level else line):
-        return FREE
-    return RuleDecision(
-        ThrottleLevel.SLOW, f"other programs use {now.other_load:.0f} % of the CPU", f"below {quiet:.0f} %"
-    )
-
-
 RULES = (
     GovernorRule("memory", _memory, 30.0, floor=True, urgent=True),
     GovernorRule("disk", _disk, 30.0, floor=True, urgent=True),
-    GovernorRule("memory_wait", _wait, 30.0, urgent=True),
     GovernorRule("charge", _charge),
     GovernorRule("battery", _battery),
     GovernorRule("heat", _heat, 30.0, urgent=True, escalates=True),
     GovernorRule("thermal_pressure", _pressure, 30.0, urgent=True, escalates=True),
-    GovernorRule("fan", _fan, 60.0),
-    GovernorRule("lid", _lid),
-    GovernorRule("metered", _metered),
     GovernorRule("schedule", _schedule),
     GovernorRule("person_active", _person),
-    GovernorRule("other_load", _load),
 )
 """Of equally strong rules the first is reported: those that nothing overrides come first."""
 
