@@ -26,8 +26,9 @@ _REMOVED: Mapping[str, frozenset[str]] = {
     "limits": frozenset(
         {"slow_fan_rpm", "slow_memory_wait", "pause_lid_closed", "pause_on_metered", "slow_other_load"}
     ),
+    "node": frozenset({"metrics_port"}),
 }
-"""Section -> keys of an earlier version that no longer exist; a file that holds one loses it."""
+"""Section -> keys of an earlier version that no longer exist; a file loses them, and a section that holds nothing else."""
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -69,6 +70,11 @@ def _outdated_keys(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _migrate(path: Path, text: str, tables: Mapping[str, Any], outdated: list[tuple[str, str, str]]) -> dict[str, Any]:
     """The tables with current keys only; also updates the file if it can be written."""
     removed = {(section, old) for section, old, now in outdated if not now}
+    emptied = {
+        section
+        for section, _ in removed
+        if section not in Settings.__struct_fields__ and tables[section].keys() <= _REMOVED[section]
+    }
     current = {
         section: {
             name: value
@@ -78,13 +84,14 @@ def _migrate(path: Path, text: str, tables: Mapping[str, Any], outdated: list[tu
         if isinstance(table, dict)
         else table
         for section, table in tables.items()
+        if section not in emptied
     }
     changes = ", ".join(
         f"{section}.{old} is called {section}.{now} now" if now else f"there is no {section}.{old} any more"
         for section, old, now in outdated
     )
     try:
-        edited = _edited(text, outdated)
+        edited = _edited(text, outdated, emptied)
         if _parsed(edited) == current:
             _write_text(path, edited)
         else:
@@ -96,12 +103,13 @@ def _migrate(path: Path, text: str, tables: Mapping[str, Any], outdated: list[tu
     return current
 
 
-def _edited(text: str, outdated: list[tuple[str, str, str]]) -> str:
+def _edited(text: str, outdated: list[tuple[str, str, str]], emptied: set[str]) -> str:
     """The text with the keys renamed or taken out in place, so that comments and order are preserved."""
     lines, section = [], ""
     for line in text.splitlines(keepends=True):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             section = header[1].strip()
+            line = "" if section in emptied else line
         for place, old, now in outdated:
             if place == section and now:
                 line = re.sub(rf"^(\s*){re.escape(old)}(\s*=)", rf"\g<1>{now}\g<2>", line)
@@ -157,14 +165,6 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = ()
 
 
-class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a node offers on this machine besides its control socket."""
-
-    metrics_port: Annotated[
-        int, Meta(description="Port on 127.0.0.1 at which Prometheus reads the node's metrics; 0: none", ge=0, le=65535)
-    ] = 0
-
-
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that can be set, in sections."""
 
@@ -173,7 +173,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ui: UiSettings = UiSettings()
     person: PersonSettings = PersonSettings()
     swarm: SwarmSettings = SwarmSettings()
-    node: NodeSettings = NodeSettings()
 
 
 _KINDS = {"str": "text", "int": "whole number", "float": "number", "vartuple": "list"}

@@ -163,6 +163,9 @@ def test_a_removed_key_leaves_the_file_with_one_sentence_and_the_rest_of_the_fil
     assert settings.load_settings(path).limits == ResourceLimits(nice=7)
     assert path.read_text() == "# mine\n[limits]\nnice = 7  # low\n"
     assert "there is no limits.pause_lid_closed any more, there is no limits.slow_fan_rpm any more" in caplog.text
+    path.write_text("[node]\nmetrics_port = 9464\n[limits]\nnice = 7  # low\n")
+    assert settings.load_settings(path).limits == ResourceLimits(nice=7)
+    assert path.read_text() == "[limits]\nnice = 7  # low\n"
     path.write_text("limits = {slow_fan_rpm = 3000.0, nice = 7}\n")
     assert settings.load_settings(path).limits == ResourceLimits(nice=7)
     assert settings.read_tables(path) == {"limits": {"nice": 7}}
