@@ -60,7 +60,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Swarm": {
         "coordinator": ("swarms.coordinator", "host a swarm: print the invite, serve until stopped"),
-        "invite": ("swarms.invite", "let others into the swarm that you host: a line of text and a QR code"),
+        "invite": ("swarms.invite", "let others into the swarm that you host: a line of text"),
         "contribute": ("swarms.contribute", "answer questions yourself and share the attempts with your swarm"),
         "swarm": ("swarms.swarm", "the swarm that you host: status, stop, waiting, approve, export, import"),
         "leave": ("swarms.leave", "leave the swarm and forget its invite"),
