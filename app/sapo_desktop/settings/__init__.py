@@ -24,7 +24,14 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {"run": RENAMED}
 """Section -> key name in an earlier version -> current name."""
 _REMOVED: Mapping[str, frozenset[str]] = {
     "limits": frozenset(
-        {"slow_fan_rpm", "slow_memory_wait", "pause_lid_closed", "pause_on_metered", "slow_other_load"}
+        {
+            "slow_fan_rpm",
+            "slow_memory_wait",
+            "pause_lid_closed",
+            "pause_on_metered",
+            "slow_other_load",
+            "max_network_mb_a_day",
+        }
     ),
     "node": frozenset({"metrics_port"}),
 }

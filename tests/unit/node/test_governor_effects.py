@@ -65,7 +65,6 @@ def test_a_preset_sets_nothing_but_switches_that_exist(name: str) -> None:
         "schedule",
         "min_free_disk",
         "max_memory",
-        "max_network_mb_a_day",
         "keep_awake",
     }
     assert (chosen == ResourceLimits()) == (name == "balanced")

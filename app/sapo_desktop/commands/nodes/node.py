@@ -32,7 +32,6 @@ from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished, RunStarted, Vitals
 from sapo_swarm.node.governor import ticker
-from sapo_swarm.node.governor.rules import DataCap
 from sapo_swarm.node.governor.ticker import step_back
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.tasks.catalogue import NoSuchTask
@@ -205,9 +204,8 @@ async def _work(
 ) -> int:
     if invite is not None:
         who = await asyncio.to_thread(membership.load_identity, home)
-        cap = DataCap(home.network, setup.limits)
         setup.exchange, sentences = await membership.join_swarm(
-            invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite, cap.count
+            invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite
         )
         running_trial = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
         if running_trial and not setup.trial:  # the host has made the swarm open

@@ -21,9 +21,7 @@ from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import free_bytes
 from sapo_swarm.node.clock import format_age
-from sapo_swarm.node.governor import rules
 from sapo_swarm.node.governor.machine import MachineMonitor
-from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.governor.sensors import NAMES, SYSFS, command_output
 
 # The doctor's lines about what the limits can use: each sensor with its present value, or that it is not available.
@@ -41,20 +39,6 @@ def sensor_findings(folder: Path, sysfs: Path = SYSFS) -> Iterator[Finding]:
     yield _line("thermal pressure", pressure, "slow_thermal_pressure")
     touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {format_age(now.idle_s)} ago"
     yield _line("activity", touched, "pause_when_active and slow_when_active")
-
-
-def data_cap_finding(path: Path, limits: ResourceLimits) -> Finding:
-    """How much of today's data allowance is used. path: of the file with the count."""
-    day = rules.DataCap(path, lambda: limits).today
-    if (hold := rules.data_cap_hold(day, limits)) is not None:
-        return Finding(
-            "note", "data", f"{hold.reason}: no exchange with a swarm until {hold.lifts}; training goes on alone"
-        )
-    cap = limits.max_network_mb_a_day
-    of = f" of {cap:g}" if cap else ""
-    return Finding(
-        "ok", "data", f"{day.used / rules.MB:.1f}{of} MB exchanged with swarms today{'' if cap else ', no cap'}"
-    )
 
 
 def _line(what: str, says: str | None, settings: str) -> Finding:
@@ -225,11 +209,8 @@ def _unmeasured(home: Home, run: RunConfig) -> Finding:
 
 
 def _sensors(home: Home) -> Iterator[Finding]:
-
     with contextlib.suppress(OSError):  # an unreadable disk has its own line
         yield from sensor_findings(home.data)
-    with contextlib.suppress(AppError):  # so have bad settings
-        yield data_cap_finding(home.network, settings.load_settings(home.settings).limits)
 
 
 async def _scorer() -> Finding:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from sapo_backends.errors import size_text
-from sapo_swarm.node.clock import local_time
 from sapo_swarm.node.governor.sensors import NAMES, MachineReadings
-from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_atomically
 
 # Hours by weekday, written as people write them:
 #
@@ -110,15 +102,6 @@ class ResourceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=4,
         ),
     ] = 2
-    max_network_mb_a_day: Annotated[
-        float,
-        Meta(
-            description="Exchange with a swarm no more than this a day, in MB sent and received; training goes on alone "
-            "then; 0 = no cap",
-            ge=0,
-            le=1e6,
-        ),
-    ] = 0.0
     min_free_memory: Annotated[
         float,
         Meta(description="Pause below this much free memory, in GB; smaller batches below twice that", ge=0, le=1e6),
@@ -180,7 +163,7 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "nice": 0,
     },
 }
-"""Preset -> the switches that it sets. Schedule, disk, data and keep_awake are left to the person; balanced is the default."""
+"""Preset -> the switches that it sets. Schedule, disk and keep_awake are left to the person; balanced is the default."""
 
 
 # When a node holds back, and how far: pure rules over the limits, readings of the machine and the clock.
@@ -422,83 +405,3 @@ RULES = (
     GovernorRule("person_active", _person),
 )
 """Of equally strong rules the first is reported: those that nothing overrides come first."""
-
-
-# How many bytes per day the exchange with a swarm may use. This holds the exchange alone: training continues without
-# it.
-#
-# The count outlives the node: it is per day, whichever model trains. A day is the local date; a date that lies one day
-# back (a time zone, a clock that was set) still counts as the same day, so that no trip resets the count.
-
-FILE = "network.json"
-CODE = "data_cap"
-MB = 10**6
-
-
-class DataDay(msgspec.Struct, frozen=True):
-    """date: local, ISO. used: bytes sent and received on it. most: of the largest exchange on it."""
-
-    date: str = ""
-    used: int = 0
-    most: int = 0
-
-
-def advance_data_day(day: DataDay, date: str) -> DataDay:
-    """The count for that date: unchanged if it is the count's day or the day before it, else a new one."""
-    if day.date == date:
-        return day
-    with contextlib.suppress(ValueError):
-        if datetime.date.fromisoformat(day.date) - datetime.date.fromisoformat(date) == datetime.timedelta(days=1):
-            return day
-    return DataDay(date)
-
-
-def add_data_usage(day: DataDay, size: int) -> DataDay:
-    """The count after an exchange of this many bytes."""
-    return DataDay(day.date, day.used + size, max(day.most, size))
-
-
-def data_cap_hold(day: DataDay, limits: ResourceLimits) -> GovernorHold | None:
-    """The hold on the exchange, once another one as large as the day's largest would exceed the cap. Only another day or
-    another limit lifts it: bytes used stay used."""
-    cap = limits.max_network_mb_a_day
-    if not cap or day.used + day.most <= cap * MB:
-        return None
-    reason = f"{day.used / MB:.1f} of {cap:g} MB of today's data are used"
-    return GovernorHold(CODE, reason, "after midnight, or with a larger limits.max_network_mb_a_day", 0.0, floor=True)
-
-
-def load_data_day(path: Path) -> DataDay:
-    """The saved count; a new one if nothing can be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=DataDay)
-    except (OSError, *UNREADABLE):
-        return DataDay()
-
-
-@dataclass
-class DataCap:
-    """path: where the count is saved. limits: the current ones. wall: Unix time."""
-
-    path: Path
-    limits: Callable[[], ResourceLimits]
-    wall: Callable[[], float] = time.time
-
-    def __post_init__(self) -> None:
-        self._day = load_data_day(self.path)
-        self._seen = 0
-
-    @property
-    def today(self) -> DataDay:
-        """The current count."""
-        return advance_data_day(self._day, time.strftime("%Y-%m-%d", local_time(self.wall())))
-
-    def count(self, ever: int) -> GovernorHold | None:
-        """Count and save the new bytes; returns what holds the next exchange. ever: bytes that the connection sent and
-        received since it was made. If the disk refuses, only the next session loses count."""
-        new, self._seen = ever - self._seen, ever
-        self._day = add_data_usage(self.today, new) if new else self.today
-        if new:
-            with contextlib.suppress(OSError):
-                write_atomically(self.path, msgspec.json.encode(self._day), synced=False)
-        return data_cap_hold(self._day, self.limits())
