@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.support.manual import render_manual
 
 from sapo_desktop import cli, settings
 from sapo_desktop.cli import VERBS, build_parser
 from sapo_desktop.dashboard.look import choose_glyphs
 from sapo_desktop.errors import UsageError
-from sapo_desktop.manual import render_manual
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RENAMED, RunConfig
@@ -123,7 +123,7 @@ def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
 
 
 def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:
-    """Mend it with: python -m sapo_desktop.manual > docs/manual.md"""
+    """Mend it with: python -m tests.support.manual > docs/manual.md"""
     assert (ROOT / "docs" / "manual.md").read_text("utf-8") == render_manual()
 
 
