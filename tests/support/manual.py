@@ -1,16 +1,18 @@
-"""The table of all dashboard keys by screen, generated from the bindings in the code."""
+"""Generates docs/manual.md from the verbs, keys, glossary and settings schema: python -m tests.support.manual > docs/manual.md"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sapo_desktop import settings
+from sapo_desktop.cli import GROUPS
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.look import PALETTE, binding_rows
+from sapo_desktop.dashboard.look import LISTS, PALETTE, binding_rows
 from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
-from sapo_desktop.dashboard.screens.help import DoctorScreen, HelpScreen
+from sapo_desktop.dashboard.screens.help import WORDS, DoctorScreen, HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
@@ -25,6 +27,46 @@ from sapo_desktop.dashboard.screens.swarm.find import FindDialog
 from sapo_desktop.dashboard.screens.swarm.screen import SwarmScreen
 from sapo_desktop.dashboard.screens.swarm.trail import TrailDialog
 from sapo_desktop.dashboard.screens.task_wizard import DraftScreen, MeasuringScreen, PlacesScreen
+from sapo_swarm.events import STATES
+
+CODES = ("0 ok", "1 error", "2 wrong usage", "3 no node is running", "4 no engine for it is installed")
+
+
+def manual_lines() -> Iterator[str]:
+    """The manual, line by line."""
+    yield "# Manual\n"
+    yield "Made from the code by `python -m tests.support.manual`; a test keeps it so.\n"
+    yield "## Verbs\n"
+    yield "`sapo-desktop` alone opens the dashboard. `sapo-desktop VERB --help` explains every flag.\n"
+    for group, verbs in GROUPS.items():
+        yield f"\n**{group}**\n\n| verb | what it does |\n|---|---|"
+        yield from (f"| `{verb}` | {text} |" for verb, (_, text) in verbs.items())
+    yield f"\nExit codes: {', '.join(CODES)}.\n"
+    yield "## Keys of the dashboard\n"
+    yield f"Made from the bindings. {LISTS}\nA click on a key in the last line presses it.\n"
+    yield from key_table_lines()
+    yield f"\nA node is in one of these states: {', '.join(STATES)}.\n"
+    yield "## Words\n"
+    yield "As the dashboard's help (`?`) has them.\n"
+    yield "| word | meaning |\n|---|---|"
+    yield from (f"| {word} | {meaning} |" for word, meaning in WORDS)
+    yield "\n## Settings\n"
+    yield "In `config.toml` (`sapo-desktop config path`), as flags of `node`, or by `sapo-desktop config set KEY VALUE`."
+    yield "`run.*` counts for new models; an existing one keeps its own: `node NAME --temperature 0.9`.\n"
+    yield "| key | what it is | kind | default |\n|---|---|---|---|"
+    for field in settings.setting_fields():
+        default = settings.format_value(field.default).replace(",", ", ")
+        kind = field.kind.replace("|", " or ")
+        yield f"| `{field.key}` | {field.help} | {kind} | {default if default != '' else '(empty)'} |"
+    yield "\n`SAPO_HOME=FOLDER` moves settings, runs, logs and the socket into one folder."
+
+
+def render_manual() -> str:
+    """The whole page, as docs/manual.md has it."""
+    return "\n".join(manual_lines()) + "\n"
+
+
+# The table of all dashboard keys by screen, from the bindings in the code.
 
 PLACES: tuple[tuple[str, type], ...] = (
     ("everywhere", SapoDashboard),
@@ -68,3 +110,7 @@ def key_table_lines() -> Iterator[str]:
     for place, owner in PLACES:
         yield from (f"| {place} | {keys} | {text} |" for keys, text in binding_rows(owner))
     yield f"| everywhere | {' | '.join(PALETTE)} |"
+
+
+if __name__ == "__main__":
+    print(render_manual(), end="")

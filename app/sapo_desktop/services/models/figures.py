@@ -1,18 +1,27 @@
-"""From a journal to rows of figures: one per round (or block of rounds), one per held-out result, one per swarm update.
+"""A run's figures for other programs, as a table or JSON lines: one row per round (or block of rounds), one per held-out
+result, one per swarm update.
 
-Names are the same in every format. Related figures share the part before the slash: `reward/local`, `reward/external` and
+Names are the same in both formats. Related figures share the part before the slash: `reward/local`, `reward/external` and
 `reward/batch` are three figures, never one.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
 
 import msgspec
 
+from sapo_desktop.errors import AppError
+from sapo_desktop.streams import json_line
 from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.whole_file import open_atomic
 
 KINDS = ("run_started", "round", "evaluation", "swarm")
 """Kinds of events that contain figures."""
@@ -105,3 +114,71 @@ def _of_scores(family: str, scores: Evaluated | GreedyScore) -> Iterator[tuple[s
 def _finite(found: Iterable[tuple[str, float | None]] | Mapping[str, float]) -> dict[str, float]:
     pairs = found.items() if isinstance(found, Mapping) else found
     return {name: value for name, value in pairs if value is not None and math.isfinite(value)}
+
+
+# The two formats.
+
+FORMATS = {"csv": "one table with a column a figure", "jsonl": "one JSON object a line"}
+"""Name -> what it is, for people."""
+FIRST = ("kind", "round", "covers", "time", "questions")
+"""The columns of every row, before its figures."""
+_FORMULA = ("=", "+", "-", "@")
+ReportProgress = Callable[[float, str], None]
+"""Progress: a fraction in [0, 1] and a phrase."""
+
+
+@dataclass(frozen=True)
+class FigureJob:
+    """The figures of the model `name`, and the file they go to. force: replace an existing one."""
+
+    name: str
+    figures: Sequence[FigureRow]
+    target: Path
+    force: bool
+    progress: ReportProgress
+
+    def flat_rows(self) -> Iterator[dict[str, object]]:
+        """Each row and its figures on one level; reports progress."""
+        for number, row in enumerate(self.figures):
+            if number % 1000 == 0:
+                self.progress(number / len(self.figures), f"figures of {self.name}")
+            yield {**{name: getattr(row, name) for name in FIRST}, **row.figures}
+
+    def taken(self, what: str) -> AppError:
+        """The error for a target that already exists."""
+        return AppError(f"{self.target} {what}. Name another place, or add --force to write in its place.")
+
+
+def write_figures(format_: str, job: FigureJob) -> None:
+    """Write the file; it is moved into place when complete. Raises AppError where something is in the way, OSError."""
+    if not job.figures:
+        raise AppError(f"{job.name} has no figures yet: it has not been trained.")
+    if job.target.is_dir():
+        raise job.taken("is a folder")
+    if job.target.exists() and not job.force:
+        raise job.taken("exists")
+    job.target.parent.mkdir(parents=True, exist_ok=True)
+    with open_atomic(job.target) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        if format_ == "csv":
+            _write_csv(job, text)
+        else:
+            text.writelines(json_line(row) + "\n" for row in job.flat_rows())
+        text.detach()
+
+
+def _write_csv(job: FigureJob, file: IO[str]) -> None:
+    """One column per figure, in alphabetical order; an empty cell where a row lacks the figure."""
+    columns = sorted({column for row in job.figures for column in row.figures})
+    table = csv.DictWriter(file, names := (*FIRST, *columns), restval="")
+    table.writerow({name: as_text(name) for name in names})
+    table.writerows({name: as_text(value) for name, value in row.items()} for row in job.flat_rows())
+
+
+def as_text(cell: object) -> object:
+    """A cell that a spreadsheet does not evaluate: names of tasks and swarms come from others, and one that starts like a
+    formula would be run as one."""
+    if not isinstance(cell, str):
+        return cell
+    plain = safe_text(cell, len(cell), lines=False)
+    return f"'{plain}" if plain.lstrip()[:1] in _FORMULA else plain

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 of the coordinator, generated from the wire types: `python -m sapo_swarm.coordinator.openapi`.
+"""OpenAPI 3.1 of the coordinator, generated from the wire types: `python -m tests.support.openapi`.
 
 The committed docs/openapi.json is what this prints; a test compares them.
 """
