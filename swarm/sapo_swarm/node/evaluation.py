@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import EngineInfo, RowSeed, Sampling
-from sapo_backends.errors import Cancelled, OutOfMemory
+from sapo_backends.errors import Cancelled, CancelToken, OutOfMemory
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import (
     ItemResult,
@@ -31,10 +31,12 @@ from sapo_swarm.node.rollouts import (
     Place,
     Table,
     answer_turns,
+    cut_at_limits,
     extend_completions,
     next_call,
     prompt_ids,
     score_completions,
+    shared_limits,
     turn_length,
     turns_before,
 )
@@ -203,13 +205,14 @@ async def evaluate_questions(
     limit: Limit | None = None,
     begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
+    untrained: bool = False,
 ) -> list[ItemResult]:
     """Strict verdicts on `samples` completions of every item that regenerates here, in order; and for each item, the verdicts
     on the answers to another item of its task and batch.
 
-    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the batch only: two
-    models answer with the same random numbers. begun: what an interrupted call with the same arguments left. Raises
-    Cancelled, BackendError.
+    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the item only: two
+    models answer it with the same random numbers, beside whatever else they are asked. begun: what an interrupted call with
+    the same arguments left. untrained: the model answers as it was loaded. Raises Cancelled, BackendError.
     """
     begun, portion = begun or EvaluationProgress(), portion or BatchSizer()
     while begun.start < len(refs):
@@ -217,8 +220,11 @@ async def evaluate_questions(
         if begun.questions is None:
             regenerated = await scorer.questions(refs[start : start + BATCH])
             begun.questions = [q for q in regenerated if isinstance(q, Question)]
-        questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
-        completions = await sample_completions(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
+        questions = begun.questions
+        seeds = [round_seed("held-out", 0, 0, f"evaluate|{question.ref.label}") for question in questions]
+        completions = await sample_completions(
+            host, scorer, questions, sampling, samples, seeds, limit, begun, portion, untrained
+        )
         scored = await score_completions(host.engine.tokenizer, scorer, questions, completions)
         refs_asked = [q.ref for q in questions]
         other = {
@@ -258,14 +264,17 @@ async def sample_completions(
     questions: Sequence[Question],
     sampling: Sampling,
     samples: int,
-    seed: int,
+    seed: int | Sequence[int],
     limit: Limit | None = None,
     begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
+    untrained: bool = False,
+    cancel: CancelToken | None = None,
 ) -> Table:
     """Completions of every question, with episodes played to their end; empty, cut-off ones if the prompt leaves no room in
-    the model's context. limit: for tasks that have limits of their own. begun: receives what is done when the call is
-    interrupted. If memory runs out, fewer rows run at once. Raises Cancelled, BackendError."""
+    the model's context. seed: one for all of them together, or one per question, which then does not depend on the others.
+    limit: for tasks that have limits of their own. begun: receives what is done when the call is interrupted. untrained,
+    cancel: see extend_completions. If memory runs out, fewer rows run at once. Raises Cancelled, BackendError."""
     begun, portion, engine = begun or EvaluationProgress(), portion or BatchSizer(), host.engine
     prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
     limits = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
@@ -274,30 +283,40 @@ async def sample_completions(
     if not begun.table:
         begun.table = [[NOTHING] * samples for _ in questions]
         begun.over = {(i, j) for i, new in enumerate(most) for j in range(samples) if not new}
-    table = begun.table
-    alike = [[i for i, new in enumerate(most) if new == one] for one in dict.fromkeys(filter(None, most))]
-    stream = {
-        i: (seed + number * len(questions) * samples, place * samples)
-        for number, chosen in enumerate(alike)
-        for place, i in enumerate(chosen)
-    }
+    table, shared = begun.table, shared_limits(most)
+    stream = _streams(seed, most, samples)
 
     def row_seed(i: int, j: int) -> RowSeed:
         of_batch, row = stream[i]
         return RowSeed(of_batch + turns_before(table[i][j]), (row + j) * most[i] + turn_length(table[i][j]))
 
     while True:
-        while call := next_call(table, most, portion):
-            i, j = call[0]
-            missing = replace(sampling, max_new_tokens=most[i] - turn_length(table[i][j]))
+        while call := next_call(table, most, portion, shared):
+            begun_tokens = turn_length(table[call[0][0]][call[0][1]])
+            missing = replace(sampling, max_new_tokens=max(most[i] for i, _ in call) - begun_tokens)
             seeds = [row_seed(*place) for place in call]
             try:
-                await extend_completions(host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest())
+                await extend_completions(
+                    host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest(), untrained, cancel
+                )
             except OutOfMemory:
                 if len(call) <= samples:
                     raise
+        cut_at_limits(table, most)
         if not await answer_turns(engine, scorer, questions, prompts, table, begun.over, most):
             return table
+
+
+def _streams(seed: int | Sequence[int], most: Sequence[int], samples: int) -> dict[int, tuple[int, int]]:
+    """Question -> the seed of its random numbers, and the row of them that its first completion has."""
+    if not isinstance(seed, int):
+        return {i: (seed[i], 0) for i, new in enumerate(most) if new}
+    alike = [[i for i, new in enumerate(most) if new == one] for one in dict.fromkeys(filter(None, most))]
+    return {
+        i: (seed + number * len(most) * samples, place * samples)
+        for number, chosen in enumerate(alike)
+        for place, i in enumerate(chosen)
+    }
 
 
 @dataclass(frozen=True, slots=True)
