@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
+from sapo_swarm.events import Evaluated, GreedyScore, PairedSoFar, TaskScore
 from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT, held_out, held_out_count, preset_of
 from sapo_swarm.types import Finish, TaskRef
@@ -310,6 +310,38 @@ def evaluation_event(
         base_missing=base_missing,
         asked=asked,
     )
+
+
+LEAST_PAIRED = 12
+"""Below this many questions that both models have answered, there is no difference to show yet."""
+
+
+def compare_so_far(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> PairedSoFar | None:
+    """The comparison on the items that the base has answered too; None if those are few. base: by item."""
+    after = [item for item in results if item.ref in base]
+    if len(after) < LEAST_PAIRED:
+        return None
+    before = [base[item.ref] for item in after]
+    delta = compare_results(before, after).delta
+    was, now = (float(np.mean([item.rate for item in side])) for side in (before, after))
+    return PairedSoFar(len(after), was, now, delta.value, delta.low, delta.high)
+
+
+def settled_evaluations(events: Iterable[object]) -> list[Evaluated]:
+    """The evaluations among the events in order of what they measured: a belated one takes the place of the result that it
+    repeats, and the base's own comes before those of trained weights."""
+    settled: list[Evaluated] = []
+    for event in events:
+        if not isinstance(event, Evaluated):
+            continue
+        same = [place for place, earlier in enumerate(settled) if earlier.round == event.round]
+        if event.belated and same:
+            settled[same[-1]] = event
+        elif event.belated:
+            settled.insert(0, event)
+        else:
+            settled.append(event)
+    return settled
 
 
 def greedy_score(

@@ -195,6 +195,18 @@ class TaskScore(msgspec.Struct, frozen=True):
         return min(permuted, self.pass_at_1) * self.items >= 3 and permuted >= 0.5 * self.pass_at_1
 
 
+class PairedSoFar(msgspec.Struct, frozen=True):
+    """The comparison with the base on those `items` questions of an evaluation that the base had answered by then, as many of
+    each task as possible. base, now: pass@1 of both on them; delta: the paired difference with its 95 % interval."""
+
+    items: int
+    base: float
+    now: float
+    delta: float
+    low: float
+    high: float
+
+
 class GreedyScore(msgspec.Struct, frozen=True):
     """Held-out pass@1 at temperature 0: each model's likeliest answer, as a chat gives it. The fields are those of Evaluated,
     on the same items."""
@@ -208,12 +220,15 @@ class GreedyScore(msgspec.Struct, frozen=True):
     delta_high: float | None = None
     tasks: tuple[TaskScore, ...] = ()
     base_missing: int = 0
+    so_far: PairedSoFar | None = None
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     """Held-out pass@1 on fixed items. asked: including those that do not regenerate here; 0: unknown. delta: paired
     difference to the base on them; None for the base, or with base_missing. greedy: the same items answered at temperature 0;
-    None in journals of versions that only asked at 1."""
+    None in journals of versions that only asked at 1. so_far: with base_missing, the difference on the others, where the base
+    is asked beside training. belated: published because the base has answered everything only now: its own result (round 0),
+    or the newest result once more with its difference; nobody answered anything for it, and no weights are judged by it."""
 
     round: int
     temperature: float
@@ -229,6 +244,25 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     base_missing: int = 0
     asked: int = 0
     greedy: GreedyScore | None = None
+    so_far: PairedSoFar | None = None
+    belated: bool = False
+
+
+class BaseAsked(_Event, frozen=True, kw_only=True, tag="base_asked"):
+    """The untrained model answered some more held-out questions between two rounds, while its adapter is being trained.
+
+    round: rounds done. answered: of `items` questions of a regular evaluation, at both temperatures. pass_at_1, low, high: at
+    temperature 1 on those, with the 95 % interval; greedy: at temperature 0. seconds: that these answers took.
+    """
+
+    round: int
+    answered: int
+    items: int
+    pass_at_1: float
+    low: float
+    high: float
+    greedy: float
+    seconds: float
 
 
 class TaskTrial(msgspec.Struct, frozen=True):
@@ -387,6 +421,7 @@ Event = (
     | GroupRecorded
     | FirstSuccess
     | Evaluated
+    | BaseAsked
     | TrialMeasured
     | ExamplesRead
     | SwarmUpdated
