@@ -291,7 +291,10 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
     greedy: questions right at temperature 0. examples: verified texts of a pass; sources: how many of them are rows of tables
     ("table"), fresh questions with the task's answer ("task"), and successes that the "person", the model itself ("own") and
     "others" wrote. limits: task -> token limit of an answer from now on, {} if the settings decide. sample: an answer as it
-    was written, safe to show. sentence: what the node does now, and why.
+    was written, safe to show. sentence: what the node does now, and why. unfinished: answers that the trial's time limit cut
+    off; they count as not right and are no reason for anything. left_out: questions that it left no time for. greedy_asked:
+    questions answered to the end at temperature 0; -1: all. tried_at: Unix time of an earlier trial under the same conditions,
+    whose counts these are; 0: made now.
     """
 
     round: int
@@ -314,6 +317,10 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
     sentence: str
     limits: dict[str, int] = {}
     sources: dict[str, int] = {}
+    unfinished: int = 0
+    left_out: int = 0
+    greedy_asked: int = -1
+    tried_at: float = 0.0
 
 
 class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):

@@ -461,7 +461,9 @@ class Evaluator:
         """Ask the base nothing more in this session."""
         self._given_up = True
 
-    async def ask_slice(self, rounds_done: int, on_progress: Callable[[float, str], None]) -> list[BaseAsked | Evaluated]:
+    async def ask_slice(
+        self, rounds_done: int, on_progress: Callable[[float, str], None]
+    ) -> list[BaseAsked | Evaluated]:
         """The untrained model answers some more questions, which are stored; returns what is to be published: how far it is
         and, once it has answered everything, its result and the newest one again, compared with it.
 

@@ -216,7 +216,7 @@ class Node:
         self.pace = GovernorTicker()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha_trail.FirstSuccesses()
-        self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written)
+        self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written, setup.trials)
         self.stalled = StallDetector()
         self.retention = JournalRetention(self.journal, self.config.keep_groups)
         self.guard: RollbackGuard | None = None
@@ -394,12 +394,8 @@ class Node:
                 elif await self._may_work(context, work):
                     if self.examples.trial_due(context, self.rounds_done):
                         context, examiner = await self._try_base(context, examiner)
-                    elif await self._slice_due(context, examiner, work):
-                        await self._ask_slice(examiner)
                     else:
-                        learns, began = not (self._evaluate_next or self._guarded.busy), time.perf_counter()
-                        work = await self._work(context, examiner, work)
-                        examiner.learned(time.perf_counter() - began if learns else 0.0)
+                        work = await self._step(context, examiner, work)
                     if self.store.due():
                         await self._save("time", work)
             except Cancelled:
@@ -466,6 +462,16 @@ class Node:
             self._guarded.config, self._guarded.examiner = self.config, examiner
         await self._owe_evaluation()
         return replace(context, config=self.config), examiner
+
+    async def _step(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
+        """The base answers some held-out questions, or the model works; returns the next round to work on."""
+        if await self._slice_due(context, examiner, work):
+            await self._ask_slice(examiner)
+            return work
+        learns, began = not (self._evaluate_next or self._guarded.busy), time.perf_counter()
+        work = await self._work(context, examiner, work)
+        examiner.learned(time.perf_counter() - began if learns else 0.0)
+        return work
 
     async def _work(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
         """An evaluation, a closer look, a reading or a round; returns the next round to work on. A round that is already in

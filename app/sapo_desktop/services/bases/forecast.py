@@ -116,7 +116,7 @@ def forecast_training(
         if follows:
             questions = min(questions, CHUNK)  # with nothing right it stops there
         base = replace(workload, rows=questions * config.group_size, new_tokens=limit, most=limit)
-        trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
+        trial = min(MOST_TRIAL_S, rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1)))
     practice = config.examples != "only"
     return TrainingForecast(
         trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, answer, counts
