@@ -327,23 +327,6 @@ def compare_so_far(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemRes
     return PairedSoFar(len(after), was, now, delta.value, delta.low, delta.high)
 
 
-def settled_evaluations(events: Iterable[object]) -> list[Evaluated]:
-    """The evaluations among the events in order of what they measured: a belated one takes the place of the result that it
-    repeats, and the base's own comes before those of trained weights."""
-    settled: list[Evaluated] = []
-    for event in events:
-        if not isinstance(event, Evaluated):
-            continue
-        same = [place for place, earlier in enumerate(settled) if earlier.round == event.round]
-        if event.belated and same:
-            settled[same[-1]] = event
-        elif event.belated:
-            settled.insert(0, event)
-        else:
-            settled.append(event)
-    return settled
-
-
 def greedy_score(
     results: Sequence[ItemResult], base: Sequence[ItemResult] | None = None, base_missing: int = 0
 ) -> GreedyScore:

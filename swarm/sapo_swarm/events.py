@@ -6,6 +6,7 @@ Stored events go to the journal with a sequence number and are replayed to every
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
@@ -439,6 +440,23 @@ Event = (
 EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def settled_evaluations(events: Iterable[object]) -> list[Evaluated]:
+    """The evaluations among the events in order of what they measured: a belated one takes the place of the result that it
+    repeats, and the base's own comes before those of trained weights."""
+    settled: list[Evaluated] = []
+    for event in events:
+        if not isinstance(event, Evaluated):
+            continue
+        same = [place for place, earlier in enumerate(settled) if earlier.round == event.round]
+        if event.belated and same:
+            settled[same[-1]] = event
+        elif event.belated:
+            settled.insert(0, event)
+        else:
+            settled.append(event)
+    return settled
 
 
 def encode_event(event: Event) -> bytes:

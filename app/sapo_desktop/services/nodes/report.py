@@ -8,9 +8,15 @@ from typing import TextIO
 
 import msgspec
 
-from sapo_desktop.services.against_base import describe_difference, describe_greedy, format_rate
+from sapo_desktop.services.against_base import (
+    describe_base_so_far,
+    describe_difference,
+    describe_greedy,
+    format_rate,
+)
 from sapo_desktop.streams import json_line, to_nowhere
 from sapo_swarm.events import (
+    BaseAsked,
     Evaluated,
     Event,
     ExamplesRead,
@@ -81,7 +87,7 @@ class ConsoleReporter:
                 if self._rounds <= _EDGE:
                     self._first.append(event.reward_local)
                 self._last.append(event.reward_local)
-        elif isinstance(event, Evaluated):
+        elif isinstance(event, Evaluated) and (event.round or not event.belated or self._evaluated is None):
             self._evaluated = event
         elif isinstance(event, RunStarted):
             self._planned, self._examples = event.rounds_planned, event.examples_rounds
@@ -176,6 +182,8 @@ class ConsoleReporter:
                 return self._swarm(event)
             case Evaluated():
                 return f"held-out pass@1 {_held_out(event)}"
+            case BaseAsked():
+                return describe_base_so_far(event)
             case StateChanged() | ExternalSwitched() | TrialMeasured() | ExamplesRead():
                 return in_a_shell(safe_text(event.sentence, 400, lines=False))
             case LogLine():
