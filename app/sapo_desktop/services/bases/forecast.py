@@ -12,7 +12,7 @@ from typing import Protocol
 from sapo_backends.measure.choice import PROMPT, RoundWorkload
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.base_trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
+from sapo_swarm.node.base_trial import CHUNK, MOST_TRIAL_S, QUESTIONS, QUESTIONS_AT_MOST
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.examples_phase import (
     BATCH,

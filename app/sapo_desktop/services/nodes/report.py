@@ -180,10 +180,8 @@ class ConsoleReporter:
         match event:
             case SwarmUpdated():
                 return self._swarm(event)
-            case Evaluated():
-                return f"held-out pass@1 {_held_out(event)}"
-            case BaseAsked():
-                return describe_base_so_far(event)
+            case Evaluated() | BaseAsked():
+                return _held_out_news(event)
             case StateChanged() | ExternalSwitched() | TrialMeasured() | ExamplesRead():
                 return in_a_shell(safe_text(event.sentence, 400, lines=False))
             case LogLine():
@@ -225,6 +223,10 @@ class ConsoleReporter:
 def _right(event: ExamplesRead | None) -> str:
     """How many of the rows set aside are right, "" where none were read."""
     return f"{event.right}/{event.items} right on rows set aside" if event is not None and event.items else ""
+
+
+def _held_out_news(event: Evaluated | BaseAsked) -> str:
+    return describe_base_so_far(event) if isinstance(event, BaseAsked) else f"held-out pass@1 {_held_out(event)}"
 
 
 def _held_out(event: Evaluated) -> str:
