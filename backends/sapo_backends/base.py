@@ -238,6 +238,17 @@ class Engine(ABC):
     """Whether rollouts are sampled by another engine than the one being trained; local samples then need
     behaviour_logprobs."""
 
+    @property
+    def keeps_untrained(self) -> bool:
+        """Whether the model as it was loaded can still answer after updates: see untrained()."""
+        return False
+
+    def untrained(self) -> AbstractContextManager[None]:
+        """A context in which generate() and logprobs() give what they gave before the first update: the base, without
+        its adapter. Every other call keeps to the trained weights and is not to be made in there. Only where
+        keeps_untrained: full fine-tuning overwrites the weights that it was given."""
+        raise BackendUnavailable(f"The {self.info.backend} engine does not keep the weights that it was given.")
+
     def check_lengths(self, prompts: Sequence[TokenIds], sampling: Sampling) -> None:
         """Raise BackendError unless every prompt is non-empty and fits the model's context together with its
         completion."""

@@ -7,9 +7,10 @@ log-probabilities as behaviour_logprobs, so that truncated importance weights co
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -48,6 +49,7 @@ class CompositeEngine(Engine):
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._stale = False
         """Whether the generator still lacks the trainer's newest policy."""
+        self._as_loaded = False
         self.info = replace(
             trainer.info,
             backend=f"{generator.info.backend}+{trainer.info.backend}",
@@ -65,8 +67,24 @@ class CompositeEngine(Engine):
         on_tokens: Callable[[int, int], None] | None = None,
     ) -> list[list[Completion]]:
         """See Engine.generate; computed by the generator."""
-        self._hand_over()
+        if not self._as_loaded:
+            self._hand_over()
         return self._generator.generate(prompts, group_size, sampling, seed, cancel, on_tokens)
+
+    @property
+    def keeps_untrained(self) -> bool:
+        """See Engine.keeps_untrained."""
+        return self._generator.keeps_untrained and self._trainer.keeps_untrained
+
+    @contextlib.contextmanager
+    def untrained(self) -> Iterator[None]:
+        """See Engine.untrained; of both engines. An update that the generator still lacks is handed over later."""
+        with self._generator.untrained(), self._trainer.untrained():
+            self._as_loaded = True
+            try:
+                yield
+            finally:
+                self._as_loaded = False
 
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         """See Engine.logprobs; computed by the trainer."""

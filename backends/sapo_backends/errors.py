@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -105,6 +106,41 @@ class CancelToken:
         """Raise Cancelled if cancel was called."""
         if self._event.is_set():
             raise Cancelled("Stopped on request.")
+
+
+class TimeLimit(CancelToken):
+    """Cancelled when its parent is, or once so many seconds have passed."""
+
+    def __init__(self, parent: CancelToken, seconds: float) -> None:
+        super().__init__()
+        self._parent, self._until = parent, time.monotonic() + seconds
+
+    @property
+    def passed(self) -> bool:
+        """Whether the seconds have passed."""
+        return time.monotonic() >= self._until
+
+    @property
+    def cancelled(self) -> bool:
+        """See CancelToken.cancelled."""
+        return self._parent.cancelled or self.passed
+
+    def cancel(self) -> None:
+        """See CancelToken.cancel; cancels the parent."""
+        self._parent.cancel()
+
+    def reset(self) -> None:
+        """Reset the parent; time goes on."""
+        self._parent.reset()
+
+    def wait(self, seconds: float) -> None:
+        """See CancelToken.wait; at most until the seconds have passed."""
+        self._parent.wait(max(0.0, min(seconds, self._until - time.monotonic())))
+
+    def raise_if_cancelled(self) -> None:
+        """See CancelToken.raise_if_cancelled."""
+        if self.cancelled:
+            raise Cancelled("Stopped on request, or out of time.")
 
 
 def size_text(size: float) -> str:

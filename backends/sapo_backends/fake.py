@@ -7,11 +7,12 @@ trainer must do. `LoadRequest.model` may be "fake:slow" or "fake:0.05" (seconds 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -42,7 +43,7 @@ from sapo_backends.base import (
 )
 from sapo_backends.common.sampling import GeneratedRows, draw_uniforms
 from sapo_backends.common.update import split_minibatches, token_mean
-from sapo_backends.errors import BackendError, Cancelled, CancelToken, CheckpointCorrupt
+from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt
 
 # A tokenizer without files: bytes, a few whole answers, and control tokens that text can never become.
 
@@ -288,6 +289,7 @@ class FakeEngine(Engine):
         self._latency = _latency(request.model)
         self._trains = request.method != "none"
         self._policy = TablePolicy.initial(request.seed)
+        self._initial = TablePolicy.initial(request.seed) if request.method == "lora" else None
         self._first_moment, self._second_moment = self._policy.zeros_like(), self._policy.zeros_like()
         self._steps = 0
         self.optimizer_files = (OPTIMIZER_FILE,)
@@ -301,8 +303,24 @@ class FakeEngine(Engine):
             trainable=size if self._trains else 0,
             vocabulary=VOCABULARY,
             context_length=4096,
-            method="full" if self._trains else "none",
+            method="lora" if self._initial is not None else "full" if self._trains else "none",
         )
+
+    @property
+    def keeps_untrained(self) -> bool:
+        """With the method lora: then the table that training began with is kept beside the trained one."""
+        return self._initial is not None
+
+    @contextlib.contextmanager
+    def untrained(self) -> Iterator[None]:
+        """See Engine.untrained."""
+        if self._initial is None:
+            raise BackendUnavailable("This table was trained itself.", "choose the method lora")
+        trained, self._policy = self._policy, self._initial
+        try:
+            yield
+        finally:
+            self._policy = trained
 
     def generate(
         self,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
+from sapo_swarm.events import Evaluated, GreedyScore, PairedSoFar, TaskScore
 from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT, held_out, held_out_count, preset_of
 from sapo_swarm.types import Finish, TaskRef
@@ -310,6 +310,21 @@ def evaluation_event(
         base_missing=base_missing,
         asked=asked,
     )
+
+
+LEAST_PAIRED = 12
+"""Below this many questions that both models have answered, there is no difference to show yet."""
+
+
+def compare_so_far(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemResult]) -> PairedSoFar | None:
+    """The comparison on the items that the base has answered too; None if those are few. base: by item."""
+    after = [item for item in results if item.ref in base]
+    if len(after) < LEAST_PAIRED:
+        return None
+    before = [base[item.ref] for item in after]
+    delta = compare_results(before, after).delta
+    was, now = (float(np.mean([item.rate for item in side])) for side in (before, after))
+    return PairedSoFar(len(after), was, now, delta.value, delta.low, delta.high)
 
 
 def greedy_score(

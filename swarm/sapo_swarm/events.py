@@ -6,6 +6,7 @@ Stored events go to the journal with a sequence number and are replayed to every
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
@@ -195,6 +196,18 @@ class TaskScore(msgspec.Struct, frozen=True):
         return min(permuted, self.pass_at_1) * self.items >= 3 and permuted >= 0.5 * self.pass_at_1
 
 
+class PairedSoFar(msgspec.Struct, frozen=True):
+    """The comparison with the base on those `items` questions of an evaluation that the base had answered by then, as many of
+    each task as possible. base, now: pass@1 of both on them; delta: the paired difference with its 95 % interval."""
+
+    items: int
+    base: float
+    now: float
+    delta: float
+    low: float
+    high: float
+
+
 class GreedyScore(msgspec.Struct, frozen=True):
     """Held-out pass@1 at temperature 0: each model's likeliest answer, as a chat gives it. The fields are those of Evaluated,
     on the same items."""
@@ -208,12 +221,15 @@ class GreedyScore(msgspec.Struct, frozen=True):
     delta_high: float | None = None
     tasks: tuple[TaskScore, ...] = ()
     base_missing: int = 0
+    so_far: PairedSoFar | None = None
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     """Held-out pass@1 on fixed items. asked: including those that do not regenerate here; 0: unknown. delta: paired
     difference to the base on them; None for the base, or with base_missing. greedy: the same items answered at temperature 0;
-    None in journals of versions that only asked at 1."""
+    None in journals of versions that only asked at 1. so_far: with base_missing, the difference on the others, where the base
+    is asked beside training. belated: published because the base has answered everything only now: its own result (round 0),
+    or the newest result once more with its difference; nobody answered anything for it, and no weights are judged by it."""
 
     round: int
     temperature: float
@@ -229,6 +245,25 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluation"):
     base_missing: int = 0
     asked: int = 0
     greedy: GreedyScore | None = None
+    so_far: PairedSoFar | None = None
+    belated: bool = False
+
+
+class BaseAsked(_Event, frozen=True, kw_only=True, tag="base_asked"):
+    """The untrained model answered some more held-out questions between two rounds, while its adapter is being trained.
+
+    round: rounds done. answered: of `items` questions of a regular evaluation, at both temperatures. pass_at_1, low, high: at
+    temperature 1 on those, with the 95 % interval; greedy: at temperature 0. seconds: that these answers took.
+    """
+
+    round: int
+    answered: int
+    items: int
+    pass_at_1: float
+    low: float
+    high: float
+    greedy: float
+    seconds: float
 
 
 class TaskTrial(msgspec.Struct, frozen=True):
@@ -257,7 +292,10 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
     greedy: questions right at temperature 0. examples: verified texts of a pass; sources: how many of them are rows of tables
     ("table"), fresh questions with the task's answer ("task"), and successes that the "person", the model itself ("own") and
     "others" wrote. limits: task -> token limit of an answer from now on, {} if the settings decide. sample: an answer as it
-    was written, safe to show. sentence: what the node does now, and why.
+    was written, safe to show. sentence: what the node does now, and why. unfinished: answers that the trial's time limit cut
+    off; they count as not right and are no reason for anything. left_out: questions that it left no time for. greedy_asked:
+    questions answered to the end at temperature 0; -1: all. tried_at: Unix time of an earlier trial under the same conditions,
+    whose counts these are; 0: made now.
     """
 
     round: int
@@ -280,6 +318,10 @@ class TrialMeasured(_Event, frozen=True, kw_only=True, tag="base_trial"):
     sentence: str
     limits: dict[str, int] = {}
     sources: dict[str, int] = {}
+    unfinished: int = 0
+    left_out: int = 0
+    greedy_asked: int = -1
+    tried_at: float = 0.0
 
 
 class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):
@@ -387,6 +429,7 @@ Event = (
     | GroupRecorded
     | FirstSuccess
     | Evaluated
+    | BaseAsked
     | TrialMeasured
     | ExamplesRead
     | SwarmUpdated
@@ -397,6 +440,23 @@ Event = (
 EPHEMERAL: tuple[type, ...] = (Phase, Vitals)
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def settled_evaluations(events: Iterable[object]) -> list[Evaluated]:
+    """The evaluations among the events in order of what they measured: a belated one takes the place of the result that it
+    repeats, and the base's own comes before those of trained weights."""
+    settled: list[Evaluated] = []
+    for event in events:
+        if not isinstance(event, Evaluated):
+            continue
+        same = [place for place, earlier in enumerate(settled) if earlier.round == event.round]
+        if event.belated and same:
+            settled[same[-1]] = event
+        elif event.belated:
+            settled.insert(0, event)
+        else:
+            settled.append(event)
+    return settled
 
 
 def encode_event(event: Event) -> bytes:

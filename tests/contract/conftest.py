@@ -51,6 +51,7 @@ class Case:
 
 ENGINES = (
     Case("fake", reads_folders=False),
+    Case("fake", method="lora", reads_folders=False),
     Case("torch"),
     Case("torch", method="lora"),
     Case("torch", method="lora", precision="4bit-float32", needs="bitsandbytes"),
@@ -219,6 +220,13 @@ def full(request: pytest.FixtureRequest) -> Case:
 )
 def lora(request: pytest.FixtureRequest) -> Case:
     """Each engine that trains an adapter on a Hugging Face folder."""
+    chosen: Case = request.param
+    return chosen
+
+
+@pytest.fixture(params=[case for case in TRAINERS if case.method == "lora"], ids=str)
+def keeping(request: pytest.FixtureRequest) -> Case:
+    """Each engine that trains beside the weights that it was given, and so still has them."""
     chosen: Case = request.param
     return chosen
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.contract.conftest import Case
 from tests.support.device import ROUNDING
 
 from sapo_backends import reference
-from sapo_backends.base import Backend, Engine, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.base import Backend, Completion, Engine, PolicyUpdate, Sampling, TokenSequence, TrainSample
 from sapo_backends.common import hardware
 from sapo_backends.errors import BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt, OutOfMemory
 
@@ -274,3 +275,45 @@ def test_top_p_samples_only_from_the_nucleus(engine: Engine) -> None:
     sampled = {c.tokens[0] for c in engine.generate([prompt], 500, Sampling(1.0, 0.31, 1), seed=8)[0]}
     assert sampled <= set(np.flatnonzero(allowed).tolist())
     assert len(sampled) > 1 or np.count_nonzero(allowed) == 1
+
+
+def test_the_untrained_model_still_answers_after_updates_of_an_adapter(
+    load: Callable[..., Engine], keeping: Case
+) -> None:
+    """Inside the context samples, greedy answers and log-probabilities are those before the first update; outside, and in
+    the midst of training, they are those of the trained weights."""
+    engine = load(keeping)
+    batch = samples(engine)
+    answers = [engine.generate(PROMPTS, 2, Sampling(t, 1.0, 8), seed=8) for t in (1.0, 0.0)]
+    scored = scores(engine, batch)
+    policy = PolicyUpdate(learning_rate=5e-2)
+    assert engine.keeps_untrained
+    engine.update(batch, policy, 0)
+    trained = engine.generate(PROMPTS, 2, Sampling(1.0, 1.0, 8), seed=8)
+    trained_scores = scores(engine, batch)
+    with engine.untrained():
+        assert _tokens(engine.generate(PROMPTS, 2, Sampling(1.0, 1.0, 8), seed=8)) == _tokens(answers[0])
+        longer = engine.generate(PROMPTS * 3, 6, Sampling(0.0, 1.0, 8), seed=8)  # a larger cache than before
+        assert _tokens(longer[: len(PROMPTS)]) == [[group[0]] * 6 for group in _tokens(answers[1])]
+        np.testing.assert_allclose(scores(engine, batch), scored, atol=2e-5)
+    assert np.abs(trained_scores - scored).max() > 1e-3
+    np.testing.assert_array_equal(scores(engine, batch), trained_scores)
+    assert engine.generate(PROMPTS, 2, Sampling(1.0, 1.0, 8), seed=8) == trained
+    engine.update(batch, policy, 1)
+    with pytest.raises(RuntimeError, match="stop"), engine.untrained():
+        raise RuntimeError("stop")
+    assert np.abs(scores(engine, batch) - trained_scores).max() > 1e-4, "an error inside leaves the trained weights"
+
+
+def test_weights_that_were_trained_themselves_are_not_asked_for_untrained_answers(
+    load: Callable[..., Engine],
+) -> None:
+    """Full fine-tuning overwrites what it was given."""
+    engine = load(Case("fake", reads_folders=False))
+    assert not engine.keeps_untrained
+    with pytest.raises(BackendUnavailable), engine.untrained():
+        pass
+
+
+def _tokens(groups: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
+    return [[completion.tokens for completion in group] for group in groups]

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from sapo_desktop.dashboard.history.run import ExternalContribution, RunMetrics, RunMilestone, add_milestones
 from sapo_desktop.dashboard.history.series import BoundedHistory
 from sapo_desktop.dashboard.look import format_after_round
-from sapo_desktop.services.against_base import describe_difference, describe_greedy
+from sapo_desktop.services.against_base import describe_base_so_far, describe_difference, describe_greedy
 from sapo_desktop.services.swarms.trial import TrialProgress
 from sapo_swarm.events import (
+    BaseAsked,
     CheckpointSaved,
     Evaluated,
     Event,
@@ -154,6 +155,8 @@ class DashboardState(msgspec.Struct, frozen=True):
     """The newest evaluation."""
     base: Evaluated | None = None
     """The first evaluation of the untrained model."""
+    base_asked: BaseAsked | None = None
+    """How far the untrained model is with the held-out questions, while it is asked them beside training."""
     groups: BoundedHistory[GroupRecorded] = field(default_factory=_groups)
     solved: frozenset[str] = frozenset()
     """Tasks solved at least once."""
@@ -240,14 +243,22 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
         case Evaluated():
             line = LogLine(seq=event.seq, time=event.time, level="info", text=evaluation_sentence(event))
             base = state.base or (None if event.round else event)
+            newest = event if event.round or not event.belated or state.latest is None else state.latest
             state = replace(
                 state,
-                latest=event,
+                latest=newest,
                 base=base,
+                base_asked=None if event.belated else state.base_asked,
                 figures=state.figures.evaluated(event),
                 gained=state.gained.after(event),
                 log=state.log.append(line),
             )
+        case BaseAsked():
+            state = replace(state, base_asked=event, figures=state.figures.base_asked(event))
+            if text := describe_base_so_far(event):
+                state = replace(
+                    state, log=state.log.append(LogLine(seq=event.seq, time=event.time, level="info", text=text))
+                )
         case TrialMeasured():
             line = LogLine(seq=event.seq, time=event.time, level="info", text=event.sentence)
             state = replace(state, base_trial=event, log=state.log.append(line))
@@ -380,10 +391,14 @@ def _swarm(state: DashboardState, event: SwarmUpdated) -> DashboardState:
 
 
 def before_measurement(state: DashboardState) -> str:
-    """The text before the first evaluation: progress of the examples phase, else the base trial's sentence, else ""."""
+    """The text before the first evaluation: how far the untrained model is, then progress of the examples phase, else the
+    base trial's sentence; "" without any of them."""
+    asked = describe_base_so_far(state.base_asked) if state.base_asked is not None else ""
     if state.reading is not None:
-        return state.reading.sentence
-    return state.base_trial.sentence if state.base_trial is not None else ""
+        rest = state.reading.sentence
+    else:
+        rest = state.base_trial.sentence if state.base_trial is not None else ""
+    return f"{asked}. {rest}".strip() if asked else rest
 
 
 def evaluation_sentence(event: Evaluated) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sapo_swarm.events import Evaluated, GreedyScore
+from sapo_swarm.events import BaseAsked, Evaluated, GreedyScore
 
 
 def format_interval(low: float, high: float, sign: str = "") -> str:
@@ -23,12 +23,33 @@ def base_difference(event: Evaluated | GreedyScore) -> tuple[float, float, float
 
 
 def describe_difference(event: Evaluated | GreedyScore) -> str:
-    """ "+3.1 points against the base (95 %: +1.0 to +5.2)" and whether that is measurable; else unpaired_reason()."""
+    """ "+3.1 points against the base (95 %: +1.0 to +5.2)" and whether that is measurable; else how far the base is, or
+    unpaired_reason()."""
+    where = ""
     if (difference := base_difference(event)) is None:
-        return unpaired_reason(event)
+        if (so_far := event.so_far) is None:
+            return unpaired_reason(event)
+        difference, where = (so_far.delta, so_far.low, so_far.high), f" {questions_so_far(event)}"
     delta, low, high = difference
-    text = f"{100 * delta:+.1f} points against the base {format_interval(low, high, '+')}"
+    text = f"{100 * delta:+.1f} points against the base{where} {format_interval(low, high, '+')}"
     return f"{text}: no measurable change" if low <= 0 <= high else text
+
+
+def questions_so_far(event: Evaluated | GreedyScore) -> str:
+    """On which questions a comparison rests that the base is not through with; "" where it is, or there is none."""
+    if (so_far := event.so_far) is None:
+        return ""
+    return f"on the {so_far.items} of {event.items} questions that it has answered so far"
+
+
+def describe_base_so_far(event: BaseAsked) -> str:
+    """How far the untrained model is with the held-out questions, and with what success."""
+    if event.answered >= event.items:
+        return ""  # its whole result is published beside this
+    share = format_rate(event.pass_at_1, event.low, event.high)
+    return (
+        f"The untrained model has answered {event.answered} of {event.items} held-out questions: {share} right so far"
+    )
 
 
 def unpaired_reason(event: Evaluated | GreedyScore) -> str:
@@ -36,7 +57,10 @@ def unpaired_reason(event: Evaluated | GreedyScore) -> str:
     if not event.base_missing:
         return ""
     count = event.base_missing
-    return f"not compared with the base, which has not answered {count} of these questions; it is asked when the node starts"
+    return (
+        f"not compared with the base, which has not answered {count} of these questions; it is asked between rounds, or when "
+        "the node starts"
+    )
 
 
 def describe_greedy(event: Evaluated) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -174,6 +175,7 @@ class LiveAdapter:
         self._loaded = self._load(self.tensors, alpha)
         self._answer: NDArray[np.float32] = np.empty(0, np.float32)
         self._answered: LlamaContext | None = None  # the context that passed the probe after the last swap
+        self._left_out = False
 
     def _load(self, tensors: Mapping[str, object], alpha: float) -> GgufAdapter:
         with tempfile.TemporaryDirectory(prefix="sapo-adapter-") as folder:
@@ -182,9 +184,15 @@ class LiveAdapter:
             return GgufAdapter(self._model, file)
 
     def attach(self, context: LlamaContext) -> None:
-        """Use the adapter in a new context."""
-        context.use(self._loaded)
+        """Use the adapter in a new context, or leave it out of it."""
+        context.use(None if self._left_out else self._loaded)
         context.clear()
+
+    def leave_out(self, context: LlamaContext | None, left_out: bool) -> None:
+        """Whether this context, and every new one, computes without the adapter."""
+        self._left_out = left_out
+        if context is not None:
+            self.attach(context)
 
     def swap(self, context: LlamaContext, tensors: Mapping[str, object], alpha: float) -> None:
         """Replace the adapter. Raises BackendError if it does not fit or has no effect."""
@@ -259,6 +267,22 @@ class LlamaCppEngine(Engine):
         self.info, self.tokenizer = info, tokenizer
         self._model, self._live, self._threads, self._kv = model, adapter, threads, kv
         self._context: LlamaContext | None = None
+
+    @property
+    def keeps_untrained(self) -> bool:
+        """See Engine.keeps_untrained."""
+        return self._live is not None
+
+    @contextlib.contextmanager
+    def untrained(self) -> Iterator[None]:
+        """See Engine.untrained."""
+        if self._live is None:
+            raise BackendUnavailable("This model was loaded without an adapter.", "choose the method lora")
+        self._live.leave_out(self._context, True)
+        try:
+            yield
+        finally:
+            self._live.leave_out(self._context, False)
 
     def _room(self, cells: int, sequences: int) -> LlamaContext:
         """A context of at least that size; llama.cpp applies the adapter in it."""

@@ -192,10 +192,11 @@ class LlamaContext:
         """Drop all tokens."""
         llama.llama_memory_clear(self._memory, False)
 
-    def use(self, adapter: GgufAdapter) -> None:
-        """Compute with this adapter from now on. This does not clear the cache: call clear()."""
-        pointers, scales = (llama.llama_adapter_lora_p_ctypes * 1)(adapter.pointer), (ctypes.c_float * 1)(1.0)
-        if llama.llama_set_adapters_lora(self.pointer, pointers, 1, scales) != 0:
+    def use(self, adapter: GgufAdapter | None) -> None:
+        """Compute with this adapter from now on, or without one. This does not clear the cache: call clear()."""
+        count = int(adapter is not None)
+        pointers = (llama.llama_adapter_lora_p_ctypes * 1)(adapter.pointer if adapter is not None else None)
+        if llama.llama_set_adapters_lora(self.pointer, pointers, count, (ctypes.c_float * 1)(1.0)) != 0:
             raise BackendError(f"llama.cpp did not take the adapter: {take_last_errors()}.")
 
     def close(self) -> None:

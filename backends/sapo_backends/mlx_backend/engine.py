@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,23 @@ class MlxEngine(Engine):
         self.optimizer_files = OPTIMIZER_FILES
         with compute_on_device(device, LESS):
             self._optimizer = AdamW(model.trained) if model.trained else None
+
+    @property
+    def keeps_untrained(self) -> bool:
+        """See Engine.keeps_untrained."""
+        return self.info.method == "lora"
+
+    @contextlib.contextmanager
+    def untrained(self) -> Iterator[None]:
+        """See Engine.untrained."""
+        if not self.keeps_untrained:
+            raise BackendUnavailable("These weights were trained themselves.", "choose the method lora")
+        scale = parameter_names.adapter_scale(self._model.network)
+        parameter_names.set_scale(self._model.network, 0.0)
+        try:
+            yield
+        finally:
+            parameter_names.set_scale(self._model.network, scale)
 
     def generate(
         self,

@@ -402,6 +402,11 @@ def add_adapter(network: Any, rank: int, alpha: float, seed: int) -> Tensors:
     return tensors
 
 
+def adapter_scale(network: Any) -> float:
+    """alpha / rank, the same in every adapted layer."""
+    return next(float(module.scale) for _, module in network.named_modules() if isinstance(module, LoRALinear))
+
+
 def set_scale(network: Any, scale: float) -> None:
     """Set alpha / rank in every adapted layer."""
     for _, module in network.named_modules():

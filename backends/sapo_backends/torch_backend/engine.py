@@ -165,6 +165,7 @@ class TorchEngine(Engine):
         self._base = content_id(folder)  # now: the folder may move, or hold another model by the next checkpoint
         self._trainer: PolicyTrainer | None = None
         self._returned = time.monotonic()
+        self._as_loaded = False
         self.optimizer_files = OPTIMIZER_FILES
         if model.flat is not None:
             self._trainer = PolicyTrainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
@@ -172,6 +173,26 @@ class TorchEngine(Engine):
     @property
     def _layout(self) -> TensorLayout:
         return self._model.adapter_layout or self._model.layout
+
+    @property
+    def keeps_untrained(self) -> bool:
+        """See Engine.keeps_untrained."""
+        return self._model.adapter_layout is not None
+
+    @contextlib.contextmanager
+    def untrained(self) -> Iterator[None]:
+        """See Engine.untrained."""
+        if not self.keeps_untrained:
+            raise BackendUnavailable("These weights were trained themselves.", "choose the method lora")
+        self._as_loaded = True
+        try:
+            yield
+        finally:
+            self._as_loaded = False
+
+    def _trained_tensors(self) -> dict[str, Tensor] | None:
+        """See causal_lm.trained_tensors; None also where the model answers as it was loaded."""
+        return None if self._as_loaded else trained_tensors(self._model)
 
     def generate(
         self,
@@ -188,7 +209,7 @@ class TorchEngine(Engine):
         monitor = generation.GenerationMonitor(self._workers.count, cancel, on_tokens)
         try:
             with _memory(self._model.device, "Lower group_size or max_new_tokens."), torch.inference_mode():
-                weights = self._model.decode_weights(trained_tensors(self._model))
+                weights = self._model.decode_weights(self._trained_tensors())
                 return generation.generate_completions(self._model, weights, request, seed, self._workers, monitor)
         finally:
             weights = None
@@ -199,7 +220,7 @@ class TorchEngine(Engine):
         result: list[list[float]] = [[] for _ in sequences]
         pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
 
-        weights = self._model.weights(trained_tensors(self._model))
+        weights = self._model.weights(self._trained_tensors())
 
         @torch.inference_mode()
         def score(members: list[int]) -> None:

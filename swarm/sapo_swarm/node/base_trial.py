@@ -7,18 +7,20 @@ rewards teach nothing. If the task knows the right answers, imitating them comes
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from sapo_backends.base import Completion, Sampling
+from sapo_backends.base import Completion, Sampling, Tokenizer
+from sapo_backends.errors import Cancelled, TimeLimit
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.events import Plan, TaskTrial, TrialMeasured
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.evaluation import EvaluationProgress, sample_completions
-from sapo_swarm.node.rollouts import prompt_ids, score_completions
+from sapo_swarm.node.rollouts import is_turn_over, prompt_ids, score_completions
 from sapo_swarm.node.round_context import RoundContext
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.node.round_warnings import MOSTLY_RIGHT, cause_in_words
@@ -36,6 +38,13 @@ TRIED_PER_QUESTION = 8
 """References tried per question: some regenerate nothing, or are held out."""
 TRIAL_ROUND = -1_000_000
 """Replaces the round number in the seeds of the trial's questions."""
+MOST_TRIAL_S = 30.0
+"""The trial ends after so much work: a model that writes every answer to a high limit would keep the first step waiting.
+Two readings of the same base differ by more than what the questions after that would show."""
+SAMPLED_SHARE = 0.8
+"""Of that, for the groups; the rest is for the answers at temperature 0."""
+LEAST_FINISHED = 8
+"""Below this many finished answers a trial that ran out of time says nothing, and a base imitates first where it can."""
 LEAST_UNEQUAL = 0.3
 """Below this share of questions with both right and wrong answers, practice has too little to learn from;"""
 LEAST_RIGHT = 0.5
@@ -46,15 +55,18 @@ Show = Callable[[float], None]
 
 @dataclass
 class BaseTrial:
-    """Mutable: the progress of one trial; an interrupted trial continues from here.
+    """Mutable: the progress of one trial; an interrupted trial continues from here. most_seconds: of work; what was not asked
+    or finished by then stays so.
 
     answers: the group of each question; greedy: the answer to each question at temperature 0.
     """
 
+    most_seconds: float = MOST_TRIAL_S
     questions: list[Question] | None = None
     answers: list[list[Completion]] = field(default_factory=list)
     greedy: list[list[Completion]] = field(default_factory=list)
     seconds: float = 0.0
+    left_out: int = 0
     _begun: EvaluationProgress = field(default_factory=EvaluationProgress)
 
     async def measure(self, context: RoundContext, show: Show) -> TrialMeasured | None:
@@ -70,7 +82,12 @@ class BaseTrial:
             at_zero = await self._scored(context, self.greedy)
         finally:
             self.seconds += time.perf_counter() - began
-        return self._counted(context, scored, at_zero)
+        if not self.answers:
+            return None
+        config, tokenizer = context.config, context.host.engine.tokenizer
+        return count_trial(
+            config, tokenizer, self.questions, self.answers, scored, self.greedy, at_zero, self.seconds, self.left_out
+        )
 
     async def _scored(self, context: RoundContext, table: list[list[Completion]]) -> list[ScoredTexts]:
         questions = (self.questions or [])[: len(table)]
@@ -80,75 +97,136 @@ class BaseTrial:
     async def _ask(self, context: RoundContext, show: Show) -> list[ScoredTexts]:
         """The verdicts on the groups. If no answer was right so far, no more questions are asked: they would show the
         same, and each costs seconds."""
-        config, questions = context.config, self.questions or []
+        config, questions, began = context.config, self.questions or [], time.perf_counter()
+
+        def time_for(share: float) -> TimeLimit:
+            return TimeLimit(
+                context.host.cancel, share * self.most_seconds - self.seconds - time.perf_counter() + began
+            )
+
         scored: list[ScoredTexts] = await self._scored(context, self.answers)
-        while len(self.answers) < len(questions):
-            show(0.8 * len(self.answers) / len(questions))
+        sampling = time_for(SAMPLED_SHARE)
+        while len(self.answers) < len(questions) and not sampling.passed:
+            show(SAMPLED_SHARE * len(self.answers) / len(questions))
             part = questions[len(self.answers) : len(self.answers) + CHUNK]
-            self.answers += await self._sampled(context, part, config.temperature, config.group_size)
+            self.answers += await self._sampled(context, part, config.temperature, config.group_size, sampling)
             scored = await self._scored(context, self.answers)
-            if not any(any(verdict.rewards) for verdict in scored):
+            if not any(any(verdict.rewards) for verdict in scored) and not sampling.passed:
                 questions = self.questions = questions[: len(self.answers)]
-        show(0.8)
-        if len(self.greedy) < len(questions):
-            self.greedy += await self._sampled(context, questions[len(self.greedy) :], 0.0, 1)
+        if len(self.answers) < len(questions):
+            self.left_out += len(questions) - len(self.answers)
+            questions = self.questions = questions[: len(self.answers)]
+        show(SAMPLED_SHARE)
+        greedy = time_for(1.0)
+        if len(self.greedy) < len(questions) and not greedy.passed:
+            self.greedy += await self._sampled(context, questions[len(self.greedy) :], 0.0, 1, greedy)
         return scored
 
     async def _sampled(
-        self, context: RoundContext, questions: Sequence[Question], temperature: float, samples: int
+        self, context: RoundContext, questions: Sequence[Question], temperature: float, samples: int, limit: TimeLimit
     ) -> list[list[Completion]]:
-        config, limit = context.config, partial(new_tokens, context.config)
+        """The answers to these questions; when time is up, those to the first of them that were begun, as far as they are."""
+        config = context.config
         seed = round_seed(context.node_key, config.seed, len(self.answers), f"trial-{temperature}")
-        sampling = Sampling(temperature, 1.0, config.max_new_tokens)
-        table = await sample_completions(
-            context.host, context.scorer, questions, sampling, samples, seed, limit, self._begun, context.portion
-        )
+        try:
+            table = await sample_completions(
+                context.host,
+                context.scorer,
+                questions,
+                Sampling(temperature, 1.0, config.max_new_tokens),
+                samples,
+                seed,
+                partial(new_tokens, config),
+                self._begun,
+                context.portion,
+                cancel=limit,
+            )
+        except Cancelled:
+            if context.host.cancel.cancelled:
+                raise
+            table = begun_groups(self._begun.table)
         self._begun = EvaluationProgress()
         return table
 
-    def _counted(
-        self, context: RoundContext, scored: Sequence[ScoredTexts], at_zero: Sequence[ScoredTexts]
-    ) -> TrialMeasured:
-        questions = self.questions or []
-        by_task: dict[str, list[int]] = {}
-        for place, question in enumerate(questions):
-            by_task.setdefault(question.ref.shown, []).append(place)
-        tasks = tuple(
-            TaskTrial(
-                task=task,
-                questions=len(places),
-                answers=sum(len(self.answers[i]) for i in places),
-                right=sum(r == 1.0 for i in places for r in scored[i].rewards),
-                greedy=sum(at_zero[i].rewards[0] == 1.0 for i in places),
-                well_formed=sum(sum(scored[i].well_formed) for i in places),
-                truncated=sum(c.finish == "length" for i in places for c in self.answers[i]),
-                unequal=sum(len(set(scored[i].rewards)) > 1 for i in places),
-            )
-            for task, places in by_task.items()
+
+def begun_groups(table: Sequence[list[Completion]]) -> list[list[Completion]]:
+    """The groups before the first one with a completion that has no token yet."""
+    return list(itertools.takewhile(lambda group: all(c.tokens for c in group), table))
+
+
+def is_unfinished(completion: Completion, limit: int) -> bool:
+    """The completion neither ended nor reached its limit."""
+    return not is_turn_over(completion, limit)
+
+
+def count_trial(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    answers: Sequence[Sequence[Completion]],
+    scored: Sequence[ScoredTexts],
+    greedy: Sequence[Sequence[Completion]],
+    at_zero: Sequence[ScoredTexts],
+    seconds: float,
+    left_out: int = 0,
+) -> TrialMeasured:
+    """A trial's counts, without what follows from them. answers, scored: the group of each question; greedy, at_zero: the
+    answers to the first questions at temperature 0. left_out: see events.TrialMeasured."""
+    by_task: dict[str, list[int]] = {}
+    for place, question in enumerate(questions):
+        by_task.setdefault(question.ref.shown, []).append(place)
+    limits = [new_tokens(config, question.ref.dataset) for question in questions]
+    ended = [[not is_unfinished(c, limit) for c in group] for group, limit in zip(answers, limits, strict=True)]
+    rewards = [
+        [reward if over else 0.0 for reward, over in zip(verdict.rewards, group, strict=True)]
+        for verdict, group in zip(scored, ended, strict=True)
+    ]
+
+    def mixed(i: int) -> bool:
+        return len({reward for reward, over in zip(rewards[i], ended[i], strict=True) if over}) > 1
+
+    tasks = tuple(
+        TaskTrial(
+            task=task,
+            questions=len(places),
+            answers=sum(len(answers[i]) for i in places),
+            right=sum(r == 1.0 for i in places for r in rewards[i]),
+            greedy=sum(at_zero[i].rewards[0] == 1.0 for i in places if i < len(at_zero)),
+            well_formed=sum(sum(scored[i].well_formed) for i in places),
+            truncated=sum(
+                c.finish == "length" and over for i in places for c, over in zip(answers[i], ended[i], strict=True)
+            ),
+            unequal=sum(mixed(i) for i in places),
         )
-        answers, right = sum(t.answers for t in tasks), sum(t.right for t in tasks)
-        low, high = wilson_interval(right, answers)
-        sample = context.host.engine.tokenizer.decode(self.answers[0][0].tokens)
-        return TrialMeasured(
-            round=0,
-            temperature=context.config.temperature,
-            group_size=context.config.group_size,
-            questions=len(questions),
-            answers=answers,
-            right=right,
-            low=low,
-            high=high,
-            greedy=sum(t.greedy for t in tasks),
-            well_formed=sum(t.well_formed for t in tasks),
-            truncated=sum(t.truncated for t in tasks),
-            unequal=sum(t.unequal for t in tasks),
-            tasks=tasks,
-            seconds=self.seconds,
-            sample=safe_text(sample, 600),
-            examples=0,
-            plan="practice",
-            sentence="",
-        )
+        for task, places in by_task.items()
+    )
+    total, right = sum(t.answers for t in tasks), sum(t.right for t in tasks)
+    finished = sum(map(sum, ended))
+    low, high = wilson_interval(right, finished)
+    greedy_over = sum(not is_unfinished(group[0], limit) for group, limit in zip(greedy, limits, strict=False))
+    return TrialMeasured(
+        round=0,
+        temperature=config.temperature,
+        group_size=config.group_size,
+        questions=len(questions),
+        answers=total,
+        right=right,
+        low=low,
+        high=high,
+        greedy=sum(t.greedy for t in tasks),
+        well_formed=sum(t.well_formed for t in tasks),
+        truncated=sum(t.truncated for t in tasks),
+        unequal=sum(t.unequal for t in tasks),
+        tasks=tasks,
+        seconds=seconds,
+        sample=safe_text(tokenizer.decode(answers[0][0].tokens), 600),
+        examples=0,
+        plan="practice",
+        sentence="",
+        unfinished=total - finished,
+        left_out=left_out,
+        greedy_asked=-1 if greedy_over == len(questions) else greedy_over,
+    )
 
 
 async def _questions(context: RoundContext) -> list[Question]:
@@ -205,11 +283,13 @@ def plan_of(config: RunConfig, counts: TrialMeasured, examples: int, why_none: s
     another reason. bounded: the examples are rows of a table."""
     if config.examples == "only":
         return "only" if examples and not why_none else "nothing"
-    right, unequal = counts.right / max(1, counts.answers), counts.unequal / max(1, counts.questions)
+    finished = counts.answers - counts.unfinished
+    unknown = counts.unfinished > 0 and finished < LEAST_FINISHED
+    right, unequal = counts.right / max(1, finished), counts.unequal / max(1, counts.questions)
     lost = right < MOSTLY_RIGHT and (unequal < LEAST_UNEQUAL or (bounded and right < LEAST_RIGHT))
-    if lost and examples and not why_none and config.examples == "auto":
+    if (lost or unknown) and examples and not why_none and config.examples == "auto":
         return "examples"
-    return "practice" if counts.unequal or right >= MOSTLY_RIGHT else "nothing"
+    return "practice" if unknown or counts.unequal or right >= MOSTLY_RIGHT else "nothing"
 
 
 SOURCES = {
@@ -232,30 +312,45 @@ def sources_in_words(sources: Mapping[str, int]) -> str:
     return f"{total:,} example{'' if total == 1 else 's'}: {', '.join(parts)}{checked}."
 
 
-def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float) -> str:
-    """What the node does now, as a sentence for the person."""
+def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float, now: float = 0.0) -> str:
+    """What the node does now, as a sentence for the person. now: Unix time, for an earlier trial's age."""
     right = (
         f"{counts.right} of {counts.answers} answers right"
         if counts.right
         else f"Nothing right in {counts.answers} answers"
     )
+    noted = _notes(counts, now)
     if plan == "examples":
-        return f"{right} yet: examples first, {format_duration(most_s)} at most, then practice where it helps."
+        return f"{right} yet{noted}: examples first, {format_duration(most_s)} at most, then practice where it helps."
     if plan == "only":
-        return f"{right} yet: examples, {format_duration(most_s)} at most, and no practice (examples = only)."
+        return f"{right} yet{noted}: examples, {format_duration(most_s)} at most, and no practice (examples = only)."
     if plan == "nothing":
         return f"Cannot learn yet: {zero_reward_reason(counts)}, and there are no examples: {why_none}"
+    if not counts.unequal and counts.right:
+        return f"{right} already{noted}: little is left to learn here. Practice at once; harder questions would teach more."
     if not counts.unequal:
-        return f"{right} already: little is left to learn here. Practice at once; harder questions would teach more."
-    return f"Practice at once: {counts.unequal} of {counts.questions} questions can teach something ({right})."
+        return f"{right} yet{noted}: practice at once, which will show more."
+    return f"Practice at once: {counts.unequal} of {counts.questions} questions can teach something ({right}{noted})."
+
+
+def _notes(counts: TrialMeasured, now: float) -> str:
+    """When an earlier trial was made, and what it had no time for: the end of a phrase, or ""."""
+    notes = []
+    if counts.tried_at:
+        notes.append(f"tried {format_duration(max(0.0, now - counts.tried_at))} ago")
+    if counts.left_out or counts.unfinished:
+        notes.append(f"{format_duration(counts.seconds)} of trial")
+    if counts.left_out:
+        total = counts.questions + counts.left_out
+        notes.append(f"{counts.left_out} of {total} questions left out")
+    if counts.unfinished:
+        notes.append(f"{counts.unfinished} answers unfinished")
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def zero_reward_reason(counts: TrialMeasured) -> str:
     """Why answers earn no reward, as the middle of a sentence."""
-    if not counts.answers:
-        return "no training question could be asked"
-    return cause_in_words(
-        counts.right / max(1, counts.answers),
-        counts.well_formed / max(1, counts.answers),
-        counts.truncated / max(1, counts.answers),
-    )
+    finished = counts.answers - counts.unfinished
+    if not finished:
+        return "no training question could be asked" if not counts.answers else "no answer ended in time"
+    return cause_in_words(counts.right / finished, counts.well_formed / finished, counts.truncated / finished)

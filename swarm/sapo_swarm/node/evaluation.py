@@ -13,28 +13,32 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.base import EngineInfo, RowSeed, Sampling
-from sapo_backends.errors import Cancelled, OutOfMemory
+from sapo_backends.errors import Cancelled, CancelToken, OutOfMemory
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import (
     ItemResult,
+    compare_so_far,
     eval_items,
     evaluation_event,
     greedy_score,
     held_out_items,
     item_result,
     permutation_partners,
+    wilson_interval,
 )
-from sapo_swarm.events import Evaluated
+from sapo_swarm.events import BaseAsked, Evaluated
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.rollouts import (
     NOTHING,
     Place,
     Table,
     answer_turns,
+    cut_at_limits,
     extend_completions,
     next_call,
     prompt_ids,
     score_completions,
+    shared_limits,
     turn_length,
     turns_before,
 )
@@ -202,13 +206,14 @@ async def evaluate_questions(
     limit: Limit | None = None,
     begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
+    untrained: bool = False,
 ) -> list[ItemResult]:
     """Strict verdicts on `samples` completions of every item that regenerates here, in order; and for each item, the verdicts
     on the answers to another item of its task and batch.
 
-    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the batch only: two
-    models answer with the same random numbers. begun: what an interrupted call with the same arguments left. Raises
-    Cancelled, BackendError.
+    An item that does not fit into the model's context counts as wrong and truncated. The seeds depend on the item only: two
+    models answer it with the same random numbers, beside whatever else they are asked. begun: what an interrupted call with
+    the same arguments left. untrained: the model answers as it was loaded. Raises Cancelled, BackendError.
     """
     begun, portion = begun or EvaluationProgress(), portion or BatchSizer()
     while begun.start < len(refs):
@@ -216,8 +221,11 @@ async def evaluate_questions(
         if begun.questions is None:
             regenerated = await scorer.questions(refs[start : start + BATCH])
             begun.questions = [q for q in regenerated if isinstance(q, Question)]
-        questions, seed = begun.questions, round_seed("held-out", 0, start, "evaluate")
-        completions = await sample_completions(host, scorer, questions, sampling, samples, seed, limit, begun, portion)
+        questions = begun.questions
+        seeds = [round_seed("held-out", 0, 0, f"evaluate|{question.ref.label}") for question in questions]
+        completions = await sample_completions(
+            host, scorer, questions, sampling, samples, seeds, limit, begun, portion, untrained
+        )
         scored = await score_completions(host.engine.tokenizer, scorer, questions, completions)
         refs_asked = [q.ref for q in questions]
         other = {
@@ -257,14 +265,17 @@ async def sample_completions(
     questions: Sequence[Question],
     sampling: Sampling,
     samples: int,
-    seed: int,
+    seed: int | Sequence[int],
     limit: Limit | None = None,
     begun: EvaluationProgress | None = None,
     portion: BatchSizer | None = None,
+    untrained: bool = False,
+    cancel: CancelToken | None = None,
 ) -> Table:
     """Completions of every question, with episodes played to their end; empty, cut-off ones if the prompt leaves no room in
-    the model's context. limit: for tasks that have limits of their own. begun: receives what is done when the call is
-    interrupted. If memory runs out, fewer rows run at once. Raises Cancelled, BackendError."""
+    the model's context. seed: one for all of them together, or one per question, which then does not depend on the others.
+    limit: for tasks that have limits of their own. begun: receives what is done when the call is interrupted. untrained,
+    cancel: see extend_completions. If memory runs out, fewer rows run at once. Raises Cancelled, BackendError."""
     begun, portion, engine = begun or EvaluationProgress(), portion or BatchSizer(), host.engine
     prompts = [prompt_ids(engine.tokenizer, scorer, q) for q in questions]
     limits = [sampling.max_new_tokens if limit is None else limit(q.ref.dataset) for q in questions]
@@ -273,30 +284,40 @@ async def sample_completions(
     if not begun.table:
         begun.table = [[NOTHING] * samples for _ in questions]
         begun.over = {(i, j) for i, new in enumerate(most) for j in range(samples) if not new}
-    table = begun.table
-    alike = [[i for i, new in enumerate(most) if new == one] for one in dict.fromkeys(filter(None, most))]
-    stream = {
-        i: (seed + number * len(questions) * samples, place * samples)
-        for number, chosen in enumerate(alike)
-        for place, i in enumerate(chosen)
-    }
+    table, shared = begun.table, shared_limits(most)
+    stream = _streams(seed, most, samples)
 
     def row_seed(i: int, j: int) -> RowSeed:
         of_batch, row = stream[i]
         return RowSeed(of_batch + turns_before(table[i][j]), (row + j) * most[i] + turn_length(table[i][j]))
 
     while True:
-        while call := next_call(table, most, portion):
-            i, j = call[0]
-            missing = replace(sampling, max_new_tokens=most[i] - turn_length(table[i][j]))
+        while call := next_call(table, most, portion, shared):
+            begun_tokens = turn_length(table[call[0][0]][call[0][1]])
+            missing = replace(sampling, max_new_tokens=max(most[i] for i, _ in call) - begun_tokens)
             seeds = [row_seed(*place) for place in call]
             try:
-                await extend_completions(host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest())
+                await extend_completions(
+                    host, portion, prompts, table, call, missing, seeds, lambda *_: host.rest(), untrained, cancel
+                )
             except OutOfMemory:
                 if len(call) <= samples:
                     raise
+        cut_at_limits(table, most)
         if not await answer_turns(engine, scorer, questions, prompts, table, begun.over, most):
             return table
+
+
+def _streams(seed: int | Sequence[int], most: Sequence[int], samples: int) -> dict[int, tuple[int, int]]:
+    """Question -> the seed of its random numbers, and the row of them that its first completion has."""
+    if not isinstance(seed, int):
+        return {i: (seed[i], 0) for i, new in enumerate(most) if new}
+    alike = [[i for i, new in enumerate(most) if new == one] for one in dict.fromkeys(filter(None, most))]
+    return {
+        i: (seed + number * len(most) * samples, place * samples)
+        for number, chosen in enumerate(alike)
+        for place, i in enumerate(chosen)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,21 +336,67 @@ def pair_with_base(results: Sequence[ItemResult], base: Mapping[TaskRef, ItemRes
     return PairedBaseResults(None if missing else base_results, missing)
 
 
+class _NewestResults(msgspec.Struct, frozen=True):
+    """newest.json: the answers of the newest evaluation, for the comparison once the base has answered everything.
+
+    asked: see events.Evaluated. conditions, by_task: as in base.json.
+    """
+
+    round: int
+    results: list[ItemResult]
+    greedy: list[ItemResult]
+    asked: int
+    conditions: dict[str, str]
+    by_task: dict[str, int]
+
+
+SLICE_S = 10.0
+"""Seconds that a slice of the base's questions should take, or as long as the last round if that took longer."""
+FIRST_SLICE, LEAST_SLICE = 8, 4
+"""Questions of the first slice, and the fewest of any: a few answers take nearly as long as eight."""
+BASE_SHARE = 0.5
+"""Seconds spent on the base per second of learning, until it has answered everything."""
+
+
+def in_turns(refs: Sequence[TaskRef]) -> list[TaskRef]:
+    """The items with two of each task in turn, so that the first ones are about all tasks alike; two, for the
+    answer-permutation check."""
+    by_task: dict[str, list[TaskRef]] = {}
+    for ref in refs:
+        by_task.setdefault(ref.dataset, []).append(ref)
+    longest = max(map(len, by_task.values()), default=0)
+    return [ref for start in range(0, longest, 2) for some in by_task.values() for ref in some[start : start + 2]]
+
+
 class Evaluator:
     """A model's small evaluations. host: its engine is loaded. folder: holds the base model's answers, for pairing with later
-    ones."""
+    ones.
+
+    Where the engine keeps the untrained model at hand, that is asked in slices between rounds (ask_slice()) instead of before
+    the first one: nobody waits for it, and its answers are the same.
+    """
 
     def __init__(self, config: RunConfig, host: EngineThread, scorer: Scorer, folder: Path) -> None:
-        self._config, self._host, self._scorer = config, host, scorer
-        now = evaluation_conditions(config, host.engine.info)
-        self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), now)
+        self._config, self._host, self._scorer, self._folder = config, host, scorer, folder
+        self._conditions = evaluation_conditions(config, host.engine.info)
+        self._base = BaseAnswers(folder / "base.json", partial(new_tokens, config), self._conditions)
         self._portion = BatchSizer()
         self._begun: dict[tuple[object, float, tuple[TaskRef, ...]], EvaluationProgress] = {}
+        self._left: list[TaskRef] | None = None
+        self._regenerating = 0
+        self._slice, self._learned_s, self._asked_s, self._last_s = FIRST_SLICE, 0.0, 0.0, 0.0
+        self._given_up = False
 
     @property
     def regular(self) -> bool:
         """Whether evaluations are made every few rounds."""
         return self._config.eval_every > 0
+
+    @property
+    def asks_base_beside(self) -> bool:
+        """Whether the base is asked beside training: its engine keeps it at hand."""
+        engine = self._host.engine
+        return engine.keeps_untrained and engine.info.trainable > 0
 
     @property
     def _questions(self) -> list[TaskRef]:
@@ -338,28 +405,131 @@ class Evaluator:
     async def base_missing(self) -> list[TaskRef]:
         """Questions of a regular evaluation that the base has not answered at both temperatures, in order, without those that
         do not regenerate here. Raises UnknownTask, ScorerUnavailable."""
-        known = [await asyncio.to_thread(self._base.known, temperature) for temperature in TEMPERATURES]
-        refs = [ref for ref in self._questions if not all(ref in answers for answers in known)]
+        known = await self._known()
+        refs = [ref for ref in self._questions if not all(ref in answers for answers in known.values())]
         regenerated = await self._scorer.questions(refs) if refs else []
         return [question.ref for question in regenerated if isinstance(question, Question)]
 
-    async def ask_base(self, refs: Sequence[TaskRef], on_progress: Ask) -> None:
-        """Call while the engine is as loaded: its answers become the base's answers. At each temperature only the questions
-        not yet answered are asked.
+    async def _known(self) -> dict[float, dict[TaskRef, ItemResult]]:
+        return {t: await asyncio.to_thread(self._base.known, t) for t in TEMPERATURES}
 
-        Raises Cancelled, Unanswered, OSError; then none of the answers are kept.
+    async def ask_base(self, refs: Sequence[TaskRef], on_progress: Ask, untrained: bool = False) -> None:
+        """Call while the engine is as loaded, or with `untrained`: its answers become the base's answers. At each temperature
+        only the questions not yet answered are asked.
+
+        Raises Cancelled, Unanswered, OSError; then none of the answers are kept, except that a cancelled call with `untrained`
+        is continued by the next one.
         """
+        known = await self._known()
+        missing = {t: [ref for ref in refs if ref not in known[t]] for t in TEMPERATURES}
         try:
-            known = {t: await asyncio.to_thread(self._base.known, t) for t in TEMPERATURES}
-            missing = {t: [ref for ref in refs if ref not in known[t]] for t in TEMPERATURES}
-            progress = await self._answer_both(missing, "base", on_progress)
+            progress = await self._answer_both(missing, "base", on_progress, untrained)
             await asyncio.to_thread(self._base.add, progress[1.0].results, progress[0.0].results)
-        finally:
+        except Cancelled:
+            if not untrained:
+                self.forget()
+            raise
+        except BaseException:
             self.forget()
+            raise
+        self.forget()
+
+    # -- the base, in slices beside training -----------------------------------------------------------------------
+
+    def learned(self, seconds: float) -> None:
+        """Count seconds of a round or a reading: the base gets a share of them."""
+        self._learned_s, self._last_s = self._learned_s + seconds, seconds or self._last_s
+
+    async def slices_left(self) -> bool:
+        """Whether the base is asked beside training and has not answered everything. Raises UnknownTask, ScorerUnavailable."""
+        if not self.asks_base_beside or self._given_up:
+            return False
+        if self._left is None:
+            self._left = in_turns(await self.base_missing())
+            if self._left:
+                regenerated = await self._scorer.questions(self._questions)
+                self._regenerating = sum(isinstance(question, Question) for question in regenerated)
+        return bool(self._left)
+
+    @property
+    def slice_fits(self) -> bool:
+        """Whether the base's share of the time has room for the next slice."""
+        return self._asked_s <= BASE_SHARE * self._learned_s and self._learned_s > 0
+
+    def give_up_slices(self) -> None:
+        """Ask the base nothing more in this session."""
+        self._given_up = True
+
+    async def ask_slice(
+        self, rounds_done: int, on_progress: Callable[[float, str], None]
+    ) -> list[BaseAsked | Evaluated]:
+        """The untrained model answers some more questions, which are stored; returns what is to be published: how far it is
+        and, once it has answered everything, its result and the newest one again, compared with it.
+
+        Call where slices_left(). Raises Cancelled, which loses nothing until the process ends, Unanswered, OSError.
+        """
+        assert self._left
+        refs, total, began = self._left[: self._slice], self._regenerating, time.perf_counter()
+        before = total - len(self._left)
+
+        def show(part: float) -> None:
+            answered = before + round(part * len(refs))
+            on_progress((before + part * len(refs)) / max(1, total), base_progress_words(answered, total))
+
+        try:
+            await self.ask_base(refs, show, untrained=True)
+        finally:
+            seconds = time.perf_counter() - began
+            self._asked_s += seconds
+        self._left = self._left[len(refs) :]
+        allowed = max(SLICE_S, self._last_s) / max(seconds, 1e-6) * len(refs)
+        self._slice = max(LEAST_SLICE, min(BATCH, 2 * len(refs), int(allowed) // 2 * 2))
+        known = await self._known()
+        at_1, at_0 = ([known[t][ref] for ref in self._questions if ref in known[t]] for t in TEMPERATURES)
+        low, high = wilson_interval(sum(item.rate for item in at_1), len(at_1))
+        asked = BaseAsked(
+            round=rounds_done,
+            answered=total - len(self._left),
+            items=total,
+            pass_at_1=sum(item.rate for item in at_1) / max(1, len(at_1)),
+            low=low,
+            high=high,
+            greedy=sum(item.rate for item in at_0) / max(1, len(at_0)),
+            seconds=seconds,
+        )
+        return [asked] if self._left else [asked, *await self._settled(at_1, at_0)]
+
+    async def _settled(self, at_1: Sequence[ItemResult], at_0: Sequence[ItemResult]) -> list[Evaluated]:
+        """The base's own result, complete at last, and the newest evaluation once more, compared with it."""
+        event = evaluation_event(at_1, 0, 0.0, asked=len(self._questions))
+        settled = [msgspec.structs.replace(event, greedy=greedy_score(at_0), belated=True)]
+        if (newest := await asyncio.to_thread(self._read_newest)) is not None:
+            event = await self._compared(newest.results, newest.greedy, newest.round, 0.0, newest.asked)
+            settled.append(msgspec.structs.replace(event, belated=True))
+        await self.discard_newest()  # later evaluations are compared at once, and then another one is the newest
+        return settled
+
+    def _read_newest(self) -> _NewestResults | None:
+        """The newest evaluation's answers, unless they were given under other conditions or are not readable."""
+        try:
+            newest = msgspec.json.decode((self._folder / "newest.json").read_bytes(), type=_NewestResults)
+        except (OSError, *UNREADABLE):
+            return None
+        limits = {task: new_tokens(self._config, task) for task in newest.by_task if task in self._config.tasks}
+        return newest if newest.conditions == self._conditions and newest.by_task == limits else None
+
+    def _write_newest(self, newest: _NewestResults) -> None:
+        write_atomically(self._folder / "newest.json", msgspec.json.encode(newest))
+
+    async def discard_newest(self) -> None:
+        """The newest evaluation is not to be published again: it was, or its weights are gone. Raises OSError."""
+        await asyncio.to_thread(lambda: (self._folder / "newest.json").unlink(missing_ok=True))
+
+    # -- evaluations -----------------------------------------------------------------------------------------------
 
     async def examine(self, rounds_done: int, per_task: int, on_progress: Ask) -> Evaluated:
         """Held-out pass@1, one sample per item at temperature 1 and then the greedy answer to each; with the differences to
-        the base if it answered them all.
+        the base if it answered them all, or so far, where it is asked beside training.
 
         Answers given before an interruption are kept for the next call. Raises Cancelled, Unanswered, OSError.
         """
@@ -372,14 +542,37 @@ class Evaluator:
             raise Unanswered(f"none of the {len(refs)} can be asked here (sapo-desktop tasks check NAME)")
         if not rounds_done:
             await asyncio.to_thread(self._base.add, results, greedy)
-            base, base_greedy = PairedBaseResults(), PairedBaseResults()
-        else:
-            base = pair_with_base(results, await asyncio.to_thread(self._base.known, 1.0))
-            base_greedy = pair_with_base(greedy, await asyncio.to_thread(self._base.known, 0.0))
+            self._left = None
+        elif await self.slices_left():
+            limits = {task: new_tokens(config, task) for task in config.tasks}
+            newest = _NewestResults(rounds_done, results, greedy, len(refs), self._conditions, limits)
+            await asyncio.to_thread(self._write_newest, newest)
+        event = await self._compared(
+            results, greedy, rounds_done, sum(part.seconds for part in progress.values()), len(refs)
+        )
         self.forget()
-        seconds = sum(part.seconds for part in progress.values())
-        event = evaluation_event(results, rounds_done, seconds, base.results, base.missing, len(refs))
+        return event
+
+    async def _compared(
+        self,
+        results: Sequence[ItemResult],
+        greedy: Sequence[ItemResult],
+        rounds_done: int,
+        seconds: float,
+        asked: int,
+    ) -> Evaluated:
+        """The event of these answers, compared with what the base has answered."""
+        known = await self._known()
+        base, base_greedy = PairedBaseResults(), PairedBaseResults()
+        if rounds_done:
+            base, base_greedy = pair_with_base(results, known[1.0]), pair_with_base(greedy, known[0.0])
+        event = evaluation_event(results, rounds_done, seconds, base.results, base.missing, asked)
         at_0 = greedy_score(greedy, base_greedy.results, base_greedy.missing)
+        if base.missing and self.asks_base_beside:
+            both = {ref for ref in known[1.0] if ref in known[0.0]}
+            first, second = ({ref: known[t][ref] for ref in both} for t in TEMPERATURES)
+            event = msgspec.structs.replace(event, so_far=compare_so_far(results, first))
+            at_0 = msgspec.structs.replace(at_0, so_far=compare_so_far(greedy, second))
         return msgspec.structs.replace(event, greedy=at_0)
 
     async def fresh(self, factor: int, asked: int, weights: object, on_progress: Ask) -> list[ItemResult]:
@@ -408,7 +601,7 @@ class Evaluator:
         return held_out_items(tasks, preset, factor * each, each + of_each)
 
     async def _answer_both(
-        self, refs: Mapping[float, Sequence[TaskRef]], weights: object, on_progress: Ask
+        self, refs: Mapping[float, Sequence[TaskRef]], weights: object, on_progress: Ask, untrained: bool = False
     ) -> dict[float, EvaluationProgress]:
         """All answers of these weights at both temperatures, sampled before greedy; progress covers both."""
         count = sum(map(len, refs.values())) or 1
@@ -421,12 +614,12 @@ class Evaluator:
             def show(part: float, start: float = start, share: float = share) -> None:
                 on_progress(start + share * part)
 
-            progress[temperature] = await self._answer(asked, weights, temperature, show)
+            progress[temperature] = await self._answer(asked, weights, temperature, show, untrained)
             behind += len(asked)
         return progress
 
     async def _answer(
-        self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask
+        self, refs: Sequence[TaskRef], weights: object, temperature: float, on_progress: Ask, untrained: bool = False
     ) -> EvaluationProgress:
         """All answers of these weights; continues what an interrupted call left."""
         key = (weights, temperature, tuple(refs))
@@ -435,7 +628,7 @@ class Evaluator:
         limit = partial(new_tokens, self._config)
         try:
             await evaluate_questions(
-                self._host, self._scorer, refs, sampling, 1, on_progress, limit, progress, self._portion
+                self._host, self._scorer, refs, sampling, 1, on_progress, limit, progress, self._portion, untrained
             )
         except Cancelled:
             raise
@@ -445,6 +638,11 @@ class Evaluator:
         finally:
             progress.seconds += time.perf_counter() - began
         return progress
+
+
+def base_progress_words(answered: int, items: int) -> str:
+    """What the node does while the base answers, for the status sentence."""
+    return f"The untrained model answers held-out questions: {answered} of {items}"
 
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:

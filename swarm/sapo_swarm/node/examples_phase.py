@@ -32,6 +32,7 @@ from sapo_swarm.node.known_successes import KnownSuccess, Writer, train_place
 from sapo_swarm.node.rollouts import Table, prompt_ids, score_completions
 from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.node.stored_trials import StoredTrials
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, is_own, new_tokens, preset_of, task_tokens, train_seed
 from sapo_swarm.tasks.own import library
@@ -321,14 +322,15 @@ class _Reading:
 
 @dataclass
 class ExamplesPhase:
-    """Mutable; belongs to the run's journal and bus. folder: the model's; written: see NodeSetup. steps: rounds of examples
-    that led to the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase. ending:
-    what to say if the phase ended in this session and practice need not follow. Call open() before anything else."""
+    """Mutable; belongs to the run's journal and bus. folder: the model's; written, trials: see NodeSetup. steps: rounds of
+    examples that led to the weights, `before` of them in an earlier phase. readings, tokens, seconds: of the newest phase.
+    ending: what to say if the phase ended in this session and practice need not follow. Call open() before anything else."""
 
     journal: Journal
     bus: EventBus
     folder: Path
     written: Path | None = None
+    trials: StoredTrials | None = None
     trial: TrialMeasured | None = None
     readings: list[ExamplesRead] = field(default_factory=list)
     steps: int = 0
@@ -414,7 +416,7 @@ class ExamplesPhase:
         def show(part: float) -> None:
             context.stream(context.activity.progress(part, detail))
 
-        counts = await self._measuring.measure(context, show)
+        counts = await self._counts(context, rounds_done, show)
         source = await self._opened(context)
         why_none = reason_without_examples(context)
         examples = [] if why_none or context.config.examples == "off" else await source.of_pass(0)
@@ -435,7 +437,7 @@ class ExamplesPhase:
         imitates = plan in ("examples", "only")
         limits = answer_limits(context, [*examples, *source.apart]) if imitates else {}
         limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase still apply
-        sentence = sentence_of(counts, plan, why_none, MOST_SECONDS)
+        sentence = sentence_of(counts, plan, why_none, MOST_SECONDS, time.time())
         if imitates:
             sentence = f"{sentence} {sources_in_words(sources)}"
         changes = {
@@ -460,6 +462,16 @@ class ExamplesPhase:
         context.stream(context.activity.end(sentence))
         self._measuring = BaseTrial()
         return event
+
+    async def _counts(self, context: RoundContext, rounds_done: int, show: Show) -> TrialMeasured | None:
+        """What a trial of the model shows: of a base, what an earlier one under the same conditions showed."""
+        trials = None if self._again or rounds_done else self.trials
+        if trials is not None and (known := await asyncio.to_thread(trials.find, context.config, context.swarm)):
+            return msgspec.structs.replace(known, time=0.0, tried_at=known.time)
+        counts = await self._measuring.measure(context, show)
+        if trials is not None and counts is not None:
+            await asyncio.to_thread(trials.store, context.config, context.swarm, counts, time.time())
+        return counts
 
     def _begin(self, trial: TrialMeasured) -> None:
         """Start a phase with this trial."""

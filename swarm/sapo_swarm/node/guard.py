@@ -79,7 +79,7 @@ class RollbackGuard:
         if not self.examiner.regular or (rounds_done and practised % self.config.eval_every):
             return False
         if not rounds_done:
-            return bool(await self.examiner.base_missing())
+            return not self.examiner.asks_base_beside and bool(await self.examiner.base_missing())
         evaluations = await asyncio.to_thread(self.journal.read, 0, ("evaluation",))
         return not any(isinstance(event, Evaluated) and event.round == rounds_done for event in evaluations)
 
@@ -222,6 +222,7 @@ class RollbackGuard:
             )
         await self.host.call(self.host.engine.restore, checkpoint[0] / "engine")
         await self.host.call(self.save, rounds_done, self.watch.trips)
+        await self.examiner.discard_newest()
         self.rollbacks = self.watch.trips
         self._pin()
 

@@ -98,12 +98,13 @@ class ModelOpening:
 
     async def ask_base(self, examiner: Evaluator, rounds: int) -> None:
         """Ask the base the held-out questions that it has not answered, if later answers are compared with it. Call after
-        load(), before weights are restored. rounds: that the model has done; a model without any is the base itself.
+        load(), before weights are restored. rounds: that the model has done; a model without any is the base itself. An engine
+        that keeps the base at hand is asked later, beside training.
 
         A hold only delays it. If it fails, or the person pauses, a log line says so, and the model is opened all the same.
         Raises Cancelled after a stop.
         """
-        if not rounds or not await self._compared(examiner):
+        if not rounds or examiner.asks_base_beside or not await self.compared(examiner):
             return
         refs = await examiner.base_missing()
         if not refs:
@@ -135,7 +136,7 @@ class ModelOpening:
             continue
         self._go_on()
 
-    async def _compared(self, examiner: Evaluator) -> bool:
+    async def compared(self, examiner: Evaluator) -> bool:
         """Evaluations are made regularly, or the newest one lacked answers of the base."""
         if examiner.regular:
             return True
@@ -215,13 +216,16 @@ class Node:
         self.pace = GovernorTicker()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha_trail.FirstSuccesses()
-        self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written)
+        self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written, setup.trials)
         self.stalled = StallDetector()
         self.retention = JournalRetention(self.journal, self.config.keep_groups)
         self.guard: RollbackGuard | None = None
         self._opened = asyncio.Event()
         self._started = time.time()
         self._evaluate_next = 0
+        self._base_compared = False
+        self._ended = ""
+        """Why there is nothing left to learn, until the pause that follows."""
         self._back: tuple[int, asyncio.Future[None]] | None = None
         """Rounds of the checkpoint that a person wants to go back to, and the future that waits for it."""
 
@@ -371,6 +375,7 @@ class Node:
         await opening.announce(setup, config, info, self.store, self.examples.steps)
         await guard.open(self.store.rollbacks)  # the announced session may ask other held-out questions
         self.activity.phase = None
+        self._base_compared = await opening.compared(examiner)
         self._opened.set()
         return context, examiner
 
@@ -380,7 +385,7 @@ class Node:
         await self._reconsider(context)
         if not self.examples.trial_due(context, self.rounds_done):
             await self._owe_evaluation()
-        while not run_control.requests.stop and not self._complete(context):
+        while not run_control.requests.stop and not await self._complete(context, examiner):
             context = replace(context, examples_rounds=self.examples.steps)
             run_control.tell(self.examples.doing(self.config), self.examples.steps, self.stalled.notice)
             try:
@@ -390,7 +395,7 @@ class Node:
                     if self.examples.trial_due(context, self.rounds_done):
                         context, examiner = await self._try_base(context, examiner)
                     else:
-                        work = await self._work(context, examiner, work)
+                        work = await self._step(context, examiner, work)
                     if self.store.due():
                         await self._save("time", work)
             except Cancelled:
@@ -402,8 +407,39 @@ class Node:
                 await run_control.failed(error)
         await self._leave(context, work)
 
-    def _complete(self, context: RoundContext) -> bool:
-        """Whether everything planned is done."""
+    async def _complete(self, context: RoundContext, examiner: Evaluator) -> bool:
+        """Whether everything planned is done, and the base has answered what it is compared on."""
+        return self._learned_all(context) and not (self._base_compared and await examiner.slices_left())
+
+    async def _slice_due(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> bool:
+        """Whether the base is to answer some questions now: it has its share of the time left, or nothing else is to be done.
+        Evaluations come first, and a round that is in the weights."""
+        if not self._base_compared or work.stats is not None or self._evaluate_next or self._guarded.busy:
+            return False
+        if not await examiner.slices_left():
+            return False
+        ends = self._ended or (self.examples.ending and not self._practice_follows)
+        return examiner.slice_fits or bool(ends) or self._learned_all(context)
+
+    async def _ask_slice(self, examiner: Evaluator) -> None:
+        """The untrained model answers some more held-out questions."""
+        detail = "The untrained model answers held-out questions"
+        self.bus.stream(self.activity.begin("evaluate", self.rounds_done, detail))
+
+        def show(fraction: float, words: str) -> None:
+            self.bus.stream(self.activity.progress(fraction, words))
+
+        events = await self._guarded.attempt(
+            "untrained model's held-out evaluation", examiner.ask_slice(self.rounds_done, show)
+        )
+        self.bus.stream(self.activity.end(self.activity.sentence))
+        if events is None:
+            examiner.give_up_slices()
+        else:
+            await self.bus.publish(*events)
+
+    def _learned_all(self, context: RoundContext) -> bool:
+        """Whether everything planned is done but for comparisons."""
         config = self.config
         if self._evaluate_next or self.examples.running(config) or self.examples.trial_due(context, self.rounds_done):
             return False
@@ -427,6 +463,16 @@ class Node:
         await self._owe_evaluation()
         return replace(context, config=self.config), examiner
 
+    async def _step(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
+        """The base answers some held-out questions, or the model works; returns the next round to work on."""
+        if await self._slice_due(context, examiner, work):
+            await self._ask_slice(examiner)
+            return work
+        learns, began = not (self._evaluate_next or self._guarded.busy), time.perf_counter()
+        work = await self._work(context, examiner, work)
+        examiner.learned(time.perf_counter() - began if learns else 0.0)
+        return work
+
     async def _work(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
         """An evaluation, a closer look, a reading or a round; returns the next round to work on. A round that is already in
         the weights comes first."""
@@ -441,7 +487,8 @@ class Node:
                 if reading.over and examiner.regular:
                     self._evaluate_next = self._evaluate_next or self._regular_items
                 return work
-        if work.stats is None and (finished := self._finished_by_examples()):
+        if work.stats is None and (finished := self._ended or self._finished_by_examples()):
+            self._ended = ""
             self.run_control.nothing_left(finished)
             return work
         await self._round(context, work)
@@ -455,8 +502,12 @@ class Node:
     def _finished_by_examples(self) -> str:
         """Once, after an examples phase ended: what to say if this run needs nothing more; "" if practice follows."""
         finished, self.examples.ending = self.examples.ending, ""
-        continues = self.setup.mode == "swarm" or self.config.rounds or self.config.examples != "auto"
-        return "" if continues else finished
+        return "" if self._practice_follows else finished
+
+    @property
+    def _practice_follows(self) -> bool:
+        """Whether practice begins unasked after a successful examples phase."""
+        return self.setup.mode == "swarm" or bool(self.config.rounds) or self.config.examples != "auto"
 
     async def _go_back(self, examiner: Evaluator, work: RoundWork, target: int) -> RoundWork:
         """Do what go_back() asked for; returns the next round to work on. If it cannot be done, nothing changes, and the
@@ -475,14 +526,15 @@ class Node:
             self.bus.stream(self.activity.end(doing))
         self.examples.weights_replaced()
         self.run_control.weights_replaced()
-        self._evaluate_next = 0
+        self._evaluate_next, self._ended = 0, ""
         try:
+            await examiner.discard_newest()
             await self.store.tell()
             # What was learned about the replaced weights no longer counts.
             await self._guarded.open(self.store.rollbacks)
             if examiner.regular:
                 await self._owe_evaluation()
-        except JournalError as error:
+        except (JournalError, OSError) as error:
             self._answer_back(f"The weights are back, but the history could not be written yet. {error}")
             await self.run_control.failed(error)
         self._answer_back()
@@ -594,7 +646,7 @@ class Node:
             for event in events:
                 work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
             if self.stalled.mastered and self.setup.mode == "silo" and not self.config.rounds:
-                self.run_control.nothing_left(MASTERED)
+                self._ended = MASTERED
         if untold := work.untold:
             await self.bus.publish(*untold)
             work.untold = ()

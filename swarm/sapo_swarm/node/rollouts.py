@@ -5,10 +5,11 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 
 from sapo_backends.base import Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer
-from sapo_backends.errors import Cancelled, OutOfMemory
+from sapo_backends.errors import Cancelled, CancelToken, OutOfMemory
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.scoring.environments import EpisodeStep
@@ -243,16 +244,45 @@ def is_turn_over(completion: Completion, most: int) -> bool:
     return completion.finish == "stop" or turn_length(completion) >= most
 
 
-def next_call(table: Table, most: Sequence[int], portion: BatchSizer) -> list[Place]:
+def shared_limits(most: Sequence[int]) -> list[int]:
+    """For each limit the one of the call that it is sampled in: limits that differ by less than half are sampled together,
+    under the largest of them. A few tokens too many cost less than another call, in which the weights are read once more
+    for every token."""
+    shared: dict[int, int] = {}
+    largest = 0
+    for limit in sorted(set(most), reverse=True):
+        largest = largest if 2 * limit > largest else limit
+        shared[limit] = largest
+    return [shared[limit] for limit in most]
+
+
+def cut_at_limits(table: Table, most: Sequence[int]) -> None:
+    """Cut turns that a call with a larger limit made longer than their own: they end as if it had been theirs."""
+    for row, limit in zip(table, most, strict=True):
+        for j, completion in enumerate(row):
+            if (extra := turn_length(completion) - limit) > 0:
+                mask = completion.loss_mask
+                row[j] = Completion(
+                    completion.tokens[:-extra],
+                    completion.logprobs[:-extra],
+                    "length",
+                    None if mask is None else mask[:-extra],
+                )
+
+
+def next_call(
+    table: Table, most: Sequence[int], portion: BatchSizer, shared: Sequence[int] | None = None
+) -> list[Place]:
     """The completions to work on next, all with one limit and either all started or all new: the longest first. Empty when
-    all are complete. most: tokens per turn of each prompt."""
+    all are complete. most: tokens per turn of each prompt; shared: see shared_limits()."""
+    call_limits = shared or most
     open_rows = [(i, j) for i, row in enumerate(table) for j, c in enumerate(row) if not is_turn_over(c, most[i])]
     if not open_rows:
         return []
 
     def far(place: Place) -> tuple[int, bool, int]:
         row = table[place[0]][place[1]]
-        return turn_length(row), bool(row.tokens), most[place[0]]
+        return turn_length(row), bool(row.tokens), call_limits[place[0]]
 
     furthest = max(map(far, open_rows))
     alike = [place for place in open_rows if far(place) == furthest]
@@ -273,8 +303,11 @@ async def extend_completions(
     sampling: Sampling,
     seeds: Sequence[RowSeed],
     on_tokens: Callable[[int, int], None],
+    untrained: bool = False,
+    cancel: CancelToken | None = None,
 ) -> None:
     """Extend these completions; what is there at an interruption is added too. sampling: for what is still missing.
+    untrained: the model answers as it was loaded (Engine.untrained). cancel: instead of the thread's own.
 
     Raises Cancelled, BackendError.
     """
@@ -286,13 +319,18 @@ async def extend_completions(
         asked = [prompts[i] for i in dict.fromkeys(i for i, _ in call)]
     else:
         asked = [[*prompts[i], *table[i][j].tokens] for i, j in call]
+    engine, count = host.engine, size if grouped else 1
+
+    def generate() -> list[list[Completion]]:
+        with engine.untrained() if untrained else nullcontext():
+            return engine.generate(asked, count, sampling, seeds, cancel or host.cancel, on_tokens)
+
     try:
-        completions = await host.call(
-            host.engine.generate, asked, size if grouped else 1, sampling, seeds, host.cancel, on_tokens
-        )
+        completions = await host.call(generate)
     except Cancelled as stopped:
         _add(table, call, [c for group in stopped.partial for c in group])
-        portion.interrupted(len(call))
+        if host.cancel.cancelled:
+            portion.interrupted(len(call))
         raise
     except OutOfMemory:
         portion.refused(len(call))

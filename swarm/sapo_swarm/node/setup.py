@@ -25,6 +25,7 @@ from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext
+from sapo_swarm.node.stored_trials import StoredTrials
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
@@ -47,6 +48,7 @@ class NodeSetup:
     as_left: which pause of the last session holds on, of those without an end. "finished": because nothing was left to do;
     "paused": that, or the person's, as where the system starts the node.
     written: file of answers that the person wrote to training questions (node.examples.successes); None: there is none.
+    trials: of bases, made before; None: the base is tried anew.
     """
 
     config: RunConfig
@@ -69,6 +71,7 @@ class NodeSetup:
     deaths: int = 0
     as_left: Literal["", "finished", "paused"] = ""
     written: Path | None = None
+    trials: StoredTrials | None = None
 
     @property
     def mode(self) -> Mode:

@@ -94,7 +94,7 @@ def update_tripwire(watch: TripwireState, event: object, items: int, tolerance: 
         return _opened(watch, event)
     if isinstance(event, ExternalSwitched):
         return _switched(watch, event)
-    if not isinstance(event, Evaluated) or not is_regular(event, items):
+    if not isinstance(event, Evaluated) or event.belated or not is_regular(event, items):
         return watch
     at_0, greedy = event.greedy, watch.best_greedy
     if at_0 is not None and (greedy is None or at_0.pass_at_1 > greedy.pass_at_1):

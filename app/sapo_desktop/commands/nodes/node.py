@@ -182,6 +182,7 @@ def _setup(home: Home, session: training.TrainingSession, config: RunConfig, cho
         changed=session.changed,
         fetch=functools.partial(fetching.download_base, config),
         written=home.written_answers,
+        trials=load_request.stored_trials(home, config),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_path
 from sapo_desktop.services.bases import card
+from sapo_desktop.services.machine import load_request
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf.store import taken_model_names, train_on
 from sapo_desktop.services.swarms import sharing
@@ -261,8 +263,12 @@ async def _try(
     shots_changed = keep_in is not None and measured.shots != task.spec.shots
     if keep_in is not None and shots_changed:
         keep_shots(task, measured.shots, keep_in)
-    time = await asyncio.to_thread(card.expected_training_time, Home.find(), config, measure=True)
-    return expectation.describe_expectation(measured, shots_changed, time)
+    home = Home.find()
+    if measured.counts is not None and library.load_task(task.spec.name).spec.shots == measured.shots:
+        trials = load_request.stored_trials(home, config)
+        await asyncio.to_thread(trials.store, config, "", measured.counts, time.time())
+    forecast = await asyncio.to_thread(card.expected_training_time, home, config, measure=True)
+    return expectation.describe_expectation(measured, shots_changed, forecast)
 
 
 async def _measured(task: OwnTask, args: argparse.Namespace, home: Home) -> TaskMeasurement:

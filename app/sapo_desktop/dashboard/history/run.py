@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import exp
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from sapo_desktop.dashboard.history.series import BoundedHistory, Series
 from sapo_swarm.events import (
+    BaseAsked,
     CheckpointSaved,
     Evaluated,
     Event,
@@ -205,9 +207,13 @@ class HeldOut(msgspec.Struct, frozen=True):
     """Round and pass@1 of the best result, the first of equals."""
     tasks: Mapping[str, Series] = field(default_factory=dict)
     """pass@1 of every evaluated task."""
+    base: tuple[float, float, float] | None = None
+    """pass@1 of the untrained model and its interval, so far, where it is asked beside training: the result of round 0."""
 
     def append(self, event: Evaluated) -> HeldOut:
-        """A copy with one more result."""
+        """A copy with one more result. A belated one repeats a result, or is the base's."""
+        if event.belated:
+            return self if event.round else replace(self, base=(event.pass_at_1, event.low, event.high))
         best = self.best
         if best is None or event.pass_at_1 > best[1]:
             best = (event.round, event.pass_at_1)
@@ -220,6 +226,7 @@ class HeldOut(msgspec.Struct, frozen=True):
                 **self.tasks,
                 **{s.task: self.tasks.get(s.task, Series()).append(event.round, s.pass_at_1) for s in event.tasks},
             },
+            self.base,
         )
 
 
@@ -241,6 +248,8 @@ class RunMetrics(msgspec.Struct, frozen=True):
     celsius: BoundedHistory[float | None] = field(default_factory=_recent)
     set_aside: Series = field(default_factory=Series)
     """In the examples phase: share of correct answers on the training rows not used as examples, at temperature 0."""
+    likelihood: Series = field(default_factory=Series)
+    """In the examples phase: what the model gave each token of the right answers, as a geometric mean, before the step."""
     held_out: HeldOut = field(default_factory=HeldOut)
     clock: RoundClock = field(default_factory=RoundClock)
 
@@ -254,8 +263,12 @@ class RunMetrics(msgspec.Struct, frozen=True):
             return series.append(x, getattr(event, name), covers, event.lowest.get(name), event.highest.get(name))
 
         unequal = event.nonzero_groups / event.local_groups if event.local_groups else None
+        likelihood = self.likelihood
+        if event.examples and event.logprob_local is not None:
+            likelihood = likelihood.append(x, exp(min(0.0, event.logprob_local)), covers)
         return replace(
             self,
+            likelihood=likelihood,
             reward_local=ranged("reward_local"),
             reward_external=ranged("reward_external"),
             nonzero_groups=self.nonzero_groups.append(x, unequal, covers),
@@ -284,6 +297,11 @@ class RunMetrics(msgspec.Struct, frozen=True):
             share=self.share.append(rounds, event.share),
             external_share=self.external_share.append(rounds, event.external_share),
         )
+
+    def base_asked(self, event: BaseAsked) -> RunMetrics:
+        """The metrics with more answers of the untrained model."""
+        base = event.pass_at_1, event.low, event.high
+        return replace(self, held_out=replace(self.held_out, base=base), clock=self.clock.worked(event.seconds))
 
     def evaluated(self, event: Evaluated) -> RunMetrics:
         """The metrics with one more held-out result."""

@@ -94,14 +94,15 @@ class DashboardScreen(ChartKeys, BaseScreen):
 
 def reward_lines(state: DashboardState) -> list[ChartLine]:
     """Local reward always; external reward during and after a swarm, in a separate pattern and colour, never mixed. If there were
-    examples, also the share of correct answers on the rows set aside."""
+    examples, also how likely the model found their right answers, and the share of correct answers on the rows set aside."""
     local = ChartLine(
         "judged" if state.run and state.run.judged else "local", state.figures.reward_local, "solid", "line-1"
     )
     external = ChartLine("external", state.figures.reward_external, "dashed", "line-2")
     lines = [local] if state.silo and external.series.empty else [external, local]
     set_aside = ChartLine("set aside", state.figures.set_aside, "dotted", "line-3", share=True)
-    return lines if set_aside.series.empty else [set_aside, *lines]
+    likelihood = ChartLine("likelihood", state.figures.likelihood, "dashed", "line-3", share=True)
+    return [*(line for line in (set_aside, likelihood) if not line.series.empty), *lines]
 
 
 def share_lines(state: DashboardState) -> list[ChartLine]:

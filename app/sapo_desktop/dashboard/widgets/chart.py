@@ -175,11 +175,14 @@ def _letters(marks: list[ChartMark], axis: Axis | None) -> list[tuple[str, str]]
 
 
 def heldout_marks(figures: RunMetrics) -> list[ChartMark]:
-    """Held-out results with their intervals."""
+    """Held-out results with their intervals; the base's at round 0, as far as it is known."""
     held = figures.held_out
     lows, highs = held.low.buckets(), held.high.buckets()
     together = zip(held.mean.buckets(), lows, highs, strict=True)
-    return [ChartMark(x, y, low, high) for (_, x, y), (_, _, low), (_, _, high) in together]
+    marks = [ChartMark(x, y, low, high) for (_, x, y), (_, _, low), (_, _, high) in together]
+    if held.base is not None and not any(mark.x == 0 for mark in marks):
+        marks.insert(0, ChartMark(0, *held.base))
+    return marks
 
 
 # The chart widget: draws `plot` into cached strips and repaints only when its data or its size changed.

@@ -11,7 +11,13 @@ from sapo_desktop.dashboard.history.run import HeldOut
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look import GlyphSet, draw_bar, fit_width, plain_text, wrap_text
 from sapo_desktop.dashboard.state import DashboardState, before_measurement
-from sapo_desktop.services.against_base import base_difference, base_scores, format_interval, unpaired_reason
+from sapo_desktop.services.against_base import (
+    base_difference,
+    base_scores,
+    format_interval,
+    questions_so_far,
+    unpaired_reason,
+)
 from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import LEVEL_PREFIX
@@ -193,17 +199,26 @@ def _both_temperatures(latest: Evaluated, greedy: GreedyScore, width: int) -> li
         rows.append(Content.assemble(("base  ", MUTED), before))
     now = "  ".join(f"{100 * score.pass_at_1:5.1f} %" for score in both)
     rows.append(Content.assemble(("now   " if latest.round else "base  ", MUTED), (now, "bold")))
-    if latest.round and not latest.base_missing:
+    if latest.round and (latest.so_far or not latest.base_missing):
         for name, score in zip(("sampled", "greedy"), both, strict=True):
             first, *rest = _verdict(score, width - len(name) - 1)
             rows += [Content.assemble((f"{name} ", MUTED), first), *rest]
-        return rows
+        return rows + _resting_on(latest, width)
     return rows + (_verdict(latest, width) if latest.base_missing else [])
+
+
+def _resting_on(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
+    """On which questions the differences rest while the base is not through with them."""
+    text = f"against the base {questions_so_far(latest)}" if latest.so_far else ""
+    return [Content.styled(line, MUTED) for line in wrap_text(text, width)] if text else []
 
 
 def _verdict(latest: Evaluated | GreedyScore, width: int) -> list[Content]:
     """The paired difference in words, with its interval: one row, or two if it does not fit."""
-    if (difference := base_difference(latest)) is None:
+    difference = base_difference(latest)
+    if difference is None and (so_far := latest.so_far) is not None:
+        difference = so_far.delta, so_far.low, so_far.high
+    if difference is None:
         rows = [Content.styled(format_interval(latest.low, latest.high), MUTED)]
         return rows + [Content.styled(line, "$warning") for line in wrap_text(unpaired_reason(latest), width)]
     delta, low, high = difference

@@ -12,7 +12,7 @@ from typing import Protocol
 from sapo_backends.measure.choice import PROMPT, RoundWorkload
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.base_trial import CHUNK, QUESTIONS, QUESTIONS_AT_MOST
+from sapo_swarm.node.base_trial import CHUNK, MOST_TRIAL_S, QUESTIONS, QUESTIONS_AT_MOST
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.examples_phase import (
     BATCH,
@@ -116,7 +116,7 @@ def forecast_training(
         if follows:
             questions = min(questions, CHUNK)  # with nothing right it stops there
         base = replace(workload, rows=questions * config.group_size, new_tokens=limit, most=limit)
-        trial = rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1))
+        trial = min(MOST_TRIAL_S, rates.generate(base) + rates.generate(replace(base, rows=questions, group_size=1)))
     practice = config.examples != "only"
     return TrainingForecast(
         trial, examples, (measured or round_s) if practice else 0.0, evaluation, config.eval_every, answer, counts

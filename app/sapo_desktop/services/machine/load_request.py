@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.errors import ModelNotFound
+from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
+
+if TYPE_CHECKING:
+    from sapo_swarm.node.stored_trials import StoredTrials
 
 
 def build_load_request(config: RunConfig) -> LoadRequest:
@@ -39,3 +44,18 @@ def parameter_count(config: RunConfig) -> int | None:
         return model_size(local_folder(config), build_load_request(config))[0].parameters
     except ModelNotFound:
         return None
+
+
+def stored_trials(home: Home, config: RunConfig) -> StoredTrials:
+    """Trials that were made of the run's base on this machine: `tasks new` makes one, and so does a base's first run."""
+    from sapo_backends.checkpoints import locate
+    from sapo_desktop import __version__
+    from sapo_swarm.node.stored_trials import StoredTrials
+
+    def model_id() -> str:
+        try:
+            return locate.content_id(local_folder(config))
+        except ModelNotFound as error:
+            raise FileNotFoundError(str(error)) from error
+
+    return StoredTrials(home.cache / "trials", model_id, __version__)

@@ -19,7 +19,15 @@ import msgspec
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.streams import json_line
-from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.events import (
+    Evaluated,
+    Event,
+    GreedyScore,
+    RoundFinished,
+    RunStarted,
+    SwarmUpdated,
+    settled_evaluations,
+)
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.whole_file import open_atomic
 
@@ -66,9 +74,11 @@ class FigureRow(msgspec.Struct, frozen=True):
 
 
 def figure_rows(events: Iterable[Event]) -> Iterator[FigureRow]:
-    """The figures, in the order of the events. A round redone after a kill counts once, with its last result."""
+    """The figures, in the order of the events. A round redone after a kill counts once, with its last result; so does a
+    held-out result that was published again, once the base had answered."""
     history = list(events)
     final = {event.round: event for event in history if isinstance(event, RoundFinished)}
+    settled = {id(event) for event in settled_evaluations(history)}
     done, questions = 0, ""
     for event in history:
         match event:
@@ -77,7 +87,7 @@ def figure_rows(events: Iterable[Event]) -> Iterator[FigureRow]:
             case RoundFinished() if final[event.round] is event:
                 done = event.round + 1
                 yield FigureRow("round", done, event.covers, event.time, "", _finite(_of_round(event)))
-            case Evaluated():
+            case Evaluated() if id(event) in settled:
                 yield FigureRow("held_out", event.round, 0, event.time, questions, _finite(_of_evaluation(event)))
             case SwarmUpdated():
                 figures = {f"swarm/{name}": getattr(event, name) for name in _SWARM}

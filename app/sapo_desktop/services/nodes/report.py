@@ -8,9 +8,15 @@ from typing import TextIO
 
 import msgspec
 
-from sapo_desktop.services.against_base import describe_difference, describe_greedy, format_rate
+from sapo_desktop.services.against_base import (
+    describe_base_so_far,
+    describe_difference,
+    describe_greedy,
+    format_rate,
+)
 from sapo_desktop.streams import json_line, to_nowhere
 from sapo_swarm.events import (
+    BaseAsked,
     Evaluated,
     Event,
     ExamplesRead,
@@ -81,7 +87,7 @@ class ConsoleReporter:
                 if self._rounds <= _EDGE:
                     self._first.append(event.reward_local)
                 self._last.append(event.reward_local)
-        elif isinstance(event, Evaluated):
+        elif isinstance(event, Evaluated) and (event.round or not event.belated or self._evaluated is None):
             self._evaluated = event
         elif isinstance(event, RunStarted):
             self._planned, self._examples = event.rounds_planned, event.examples_rounds
@@ -174,8 +180,8 @@ class ConsoleReporter:
         match event:
             case SwarmUpdated():
                 return self._swarm(event)
-            case Evaluated():
-                return f"held-out pass@1 {_held_out(event)}"
+            case Evaluated() | BaseAsked():
+                return _held_out_news(event)
             case StateChanged() | ExternalSwitched() | TrialMeasured() | ExamplesRead():
                 return in_a_shell(safe_text(event.sentence, 400, lines=False))
             case LogLine():
@@ -217,6 +223,10 @@ class ConsoleReporter:
 def _right(event: ExamplesRead | None) -> str:
     """How many of the rows set aside are right, "" where none were read."""
     return f"{event.right}/{event.items} right on rows set aside" if event is not None and event.items else ""
+
+
+def _held_out_news(event: Evaluated | BaseAsked) -> str:
+    return describe_base_so_far(event) if isinstance(event, BaseAsked) else f"held-out pass@1 {_held_out(event)}"
 
 
 def _held_out(event: Evaluated) -> str:

@@ -15,17 +15,21 @@ from pathlib import PurePath
 import msgspec
 
 from sapo_backends.base import Completion, Sampling
+from sapo_backends.errors import BackendError, Cancelled, TimeLimit
 from sapo_desktop.services.bases.forecast import TrainingForecast, in_words
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.tasks.proposal.wording import has_form, written_answer_of
 from sapo_swarm.algorithms.base import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson_interval
+from sapo_swarm.events import TrialMeasured
+from sapo_swarm.node.base_trial import SAMPLED_SHARE, begun_groups, count_trial, is_unfinished
+from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.evaluation import sample_completions
-from sapo_swarm.node.rollouts import model_turns, prompt_ids, score_completions
+from sapo_swarm.node.evaluation import EvaluationProgress, sample_completions
+from sapo_swarm.node.rollouts import model_turns, prompt_ids, score_completions, turn_length
 from sapo_swarm.node.round_warnings import CUT_OFF
-from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import Row
@@ -52,6 +56,8 @@ RIGHT_FORM = 0.5
 EXAMPLES_FIRST = "Training begins with your rows as examples; practice follows where it helps."
 EXAMPLES_ONLY = "Training imitates your rows as examples and ends there: examples = only is set."
 NO_EXAMPLES = "Your rows as examples would help, but examples = off is set: choose auto."
+MOST_ASKING_S = 60.0
+"""Each asking ends after so much work, SAMPLED_SHARE of it at temperature 1: answers of thousands of tokens would take hours."""
 Show = Callable[[float], None]
 
 
@@ -61,10 +67,13 @@ class Expectation:
 
     rate: share of right ones at temperature 1, with its 95 % interval; greedy: at temperature 0. mixed: share of the groups,
     of `group_size`, with both right and wrong answers. truncated, formed, fitting: shares of answers that were cut off at
-    `limit` tokens, that contained an answer, that had the form of a right one. round_s: expected seconds of a round here.
+    `limit` tokens, that contained an answer, that had the form of a right one; all of answers that ended in time: `unfinished`
+    more did not, `left_out` questions were not asked, and `greedy_asked` were answered at temperature 0 (-1: all). round_s:
+    expected seconds of a round here.
     sample: an answer as it was written; reference: a right answer, "" where the task has none to show; longest: tokens of the
     longest one. shots: worked examples in each question; tried: (shots, success rate at temperature 0) of the alternative,
     None where it was not tried. examples: the setting of that name, by which training may begin with the rows as examples.
+    counts: the same answers as a node's trial counts them.
     """
 
     model: str
@@ -87,6 +96,10 @@ class Expectation:
     shots: int = 0
     tried: tuple[int, float] | None = None
     examples: str = "auto"
+    counts: TrialMeasured | None = None
+    unfinished: int = 0
+    left_out: int = 0
+    greedy_asked: int = -1
 
 
 def chance_of_mixed(rate: float, size: int) -> float:
@@ -117,7 +130,10 @@ async def measure_expectation(
         with_examples = [
             (msgspec.structs.replace(q, prompt=text), row) for (q, row), text in zip(questions, texts, strict=True)
         ]
-        greedy = sum(await trial.greedy([q for q, _ in with_examples])) / len(with_examples)
+        right = trial.right_of_finished(*await trial.greedy([q for q, _ in with_examples]))
+        if len(right) < len(with_examples):
+            return first  # there was no time to see whether they help
+        greedy = sum(right) / len(right)
         show(0.7)
         if greedy < first.greedy + HELPS:
             return replace(first, tried=(SHOTS, greedy))
@@ -175,55 +191,120 @@ class _Trial:
         completions: list[list[Completion]] = []
         judged = []
         sampling = Sampling(config.temperature, 1.0, new)
-        seconds = 0.0
+        seconds, time_limit = 0.0, TimeLimit(self.host.cancel, SAMPLED_SHARE * MOST_ASKING_S)
+        began_all = time.perf_counter()
         for first in range(0, len(asked), at_once):
             part = questions[first : first + at_once]
             began = time.perf_counter()
-            group = await sample_completions(self.host, self.scorer, part, sampling, samples, first)
+            group = await self._answers(part, sampling, samples, first, time_limit)
             seconds += time.perf_counter() - began
             completions += group
-            judged += await score_completions(engine.tokenizer, self.scorer, part, group)
+            judged += await score_completions(engine.tokenizer, self.scorer, part[: len(group)], group)
             show(0.8 * len(completions) / len(asked))
-            if not any(any(scored.rewards) for scored, *_ in judged):
+            if time_limit.passed or not any(any(scored.rewards) for scored, *_ in judged):
                 break  # more questions would not change the result, and each costs a large model seconds
+        if not completions:
+            waited = format_duration(SAMPLED_SHARE * MOST_ASKING_S)
+            raise BackendError(f"No answer began within {waited}; this model is too slow here to be tried.")
+        left_out = len(questions) - len(completions) if time_limit.passed else 0
         questions, rows = questions[: len(completions)], rows[: len(completions)]
-        best = await self.greedy(questions)
+        at_zero = await self.greedy(questions)
         show(1.0)
-        rates = [sum(r == 1.0 for r in scored.rewards) / samples for scored, *_ in judged]
-        answers = len(rates) * samples
+        counts = count_trial(
+            config,
+            engine.tokenizer,
+            questions,
+            completions,
+            [scored for scored, *_ in judged],
+            *at_zero,
+            time.perf_counter() - began_all,
+            left_out,
+        )
+        ended = [[not is_unfinished(c, new) for c in group] for group in completions]
+        rates = [
+            sum(r == 1.0 for r, over in zip(scored.rewards, group, strict=True) if over) / sum(group)
+            for (scored, *_), group in zip(judged, ended, strict=True)
+            if any(group)
+        ]
+        finished = max(1, counts.answers - counts.unfinished)
         low, high = wilson_interval(sum(rates), len(rates))
         references = [right_answer(self.task.spec, row).strip() for row in rows] if self._has_references() else []
-        wrong = next((c for group, rate in zip(completions, rates, strict=True) for c in group if rate < 1), None)
+        wrong = next(
+            (group[0] for group, (scored, *_) in zip(completions, judged, strict=True) if min(scored.rewards) < 1), None
+        )
+        written = [
+            (row, text)
+            for row, (_, texts, _), group in zip(rows, judged, ended, strict=True)
+            for text, over in zip(texts, group, strict=True)
+            if over
+        ]
+        right_at_zero = self.right_of_finished(*at_zero)
         return Expectation(
             model=shown_model(config.model),
-            prompts=len(rates),
-            answers=answers,
-            rate=sum(rates) / len(rates),
+            prompts=len(completions),
+            answers=counts.answers - counts.unfinished,
+            rate=sum(rates) / max(1, len(rates)),
             low=low,
             high=high,
-            mixed=sum(0.0 < rate < 1.0 for rate in rates) / len(rates),
+            mixed=counts.unequal / len(completions),
             group_size=samples,
-            truncated=sum(c.finish == "length" for group in completions for c in group) / answers,
-            formed=sum(sum(scored.well_formed) for scored, *_ in judged) / answers,
-            round_s=seconds / answers * at_once * samples * (1 + UPDATE_SHARE),
+            truncated=counts.truncated / finished,
+            formed=counts.well_formed / finished,
+            round_s=self._whole_s(seconds, completions, new) / counts.answers * at_once * samples * (1 + UPDATE_SHARE),
             sample="\n".join(model_turns(engine.tokenizer, wrong or completions[0][0])),
-            greedy=sum(best) / len(best),
-            fitting=self._fitting(
-                [(row, text) for row, (_, texts, _) in zip(rows, judged, strict=True) for text in texts]
-            ),
+            greedy=sum(right_at_zero) / max(1, len(right_at_zero)),
+            fitting=self._fitting(written),
             limit=new,
             reference=references[0] if references else "",
             longest=max((len(engine.tokenizer.encode_text(text)) for text in references), default=0),
             shots=self.task.spec.shots,
             examples=config.examples,
+            counts=counts,
+            unfinished=counts.unfinished,
+            left_out=left_out,
+            greedy_asked=counts.greedy_asked,
         )
 
-    async def greedy(self, questions: Sequence[Question]) -> list[bool]:
-        """Which of them the model answers right at temperature 0."""
+    @staticmethod
+    def _whole_s(seconds: float, completions: Sequence[Sequence[Completion]], limit: int) -> float:
+        """The seconds that the answers take if those that were interrupted go on to their limit."""
+        every = [completion for group in completions for completion in group]
+        sampled = sum(c.sampled for c in every)
+        left = sum(limit - turn_length(c) for c in every if is_unfinished(c, limit))
+        return seconds * (sampled + left) / max(1, sampled)
+
+    async def _answers(
+        self, questions: Sequence[Question], sampling: Sampling, samples: int, seed: int, limit: TimeLimit
+    ) -> list[list[Completion]]:
+        """Completions of these questions; when time is up, of the first of them that were begun, as far as they are."""
+        begun = EvaluationProgress()
+        try:
+            return await sample_completions(
+                self.host, self.scorer, questions, sampling, samples, seed, begun=begun, cancel=limit
+            )
+        except Cancelled:
+            if self.host.cancel.cancelled:
+                raise
+            return begun_groups(begun.table)
+
+    async def greedy(self, questions: Sequence[Question]) -> tuple[list[list[Completion]], list[ScoredTexts]]:
+        """The answers at temperature 0 to the first of these questions, as many as there is time for, and their verdicts."""
         new, engine = new_tokens(self.config, self.task.spec.name), self.host.engine
-        completions = await sample_completions(self.host, self.scorer, questions, Sampling(0.0, 1.0, new), 1, 0)
-        judged = await score_completions(engine.tokenizer, self.scorer, questions, completions)
-        return [scored.rewards[0] == 1.0 for scored, *_ in judged]
+        limit = TimeLimit(self.host.cancel, (1 - SAMPLED_SHARE) * MOST_ASKING_S)
+        completions = await self._answers(questions, Sampling(0.0, 1.0, new), 1, 0, limit)
+        judged = await score_completions(engine.tokenizer, self.scorer, questions[: len(completions)], completions)
+        return completions, [scored for scored, *_ in judged]
+
+    def right_of_finished(
+        self, completions: Sequence[Sequence[Completion]], verdicts: Sequence[ScoredTexts]
+    ) -> list[bool]:
+        """Which of the greedy answers are right, of those that came to their end."""
+        limit = new_tokens(self.config, self.task.spec.name)
+        return [
+            scored.rewards[0] == 1.0
+            for group, scored in zip(completions, verdicts, strict=True)
+            if not is_unfinished(group[0], limit)
+        ]
 
     def _has_references(self) -> bool:
         spec = self.task.spec
@@ -235,7 +316,7 @@ class _Trial:
             return 1.0
         form, reasoning = self.scorer.answer_format, self.scorer.in_reasoning
         answers = [(row, written_answer_of(self.task, text, form, reasoning)) for row, text in written]
-        return sum(has_form(self.task, row, answer) for row, answer in answers) / len(answers)
+        return sum(has_form(self.task, row, answer) for row, answer in answers) / max(1, len(answers))
 
 
 def _spread(rows: int, most: int) -> list[int]:
@@ -252,15 +333,38 @@ def shown_model(model: str) -> str:
 def describe_expectation(found: Expectation, kept: bool = False, time: TrainingForecast | None = None) -> list[str]:
     """The figures as a friend would explain them. kept: the task now has the better number of worked examples. time: how long
     training takes here, None where unknown."""
+    if not found.answers:
+        return [
+            f"{found.model} came to no end with any of {found.unfinished} answers within "
+            f"{format_duration(SAMPLED_SHARE * MOST_ASKING_S)}, so there is no rate to show. They begin like "
+            f"{_shown(found.sample)}.",
+            f"The most that an answer may have is {found.limit} tokens: --max-new-tokens sets it. {_unasked(found)}".strip(),
+            _examples_sentence(found) if found.reference else "Shorter answers, or a faster model, could be tried.",
+        ]
+    greedy = "not asked in time" if not found.greedy_asked else f"{100 * found.greedy:.0f} %"
     lines = [
         f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions correctly now "
         f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers at temperature 1), and "
-        f"{100 * found.greedy:.0f} % at temperature 0.",
+        f"{greedy} at temperature 0.",
+        *filter(None, [_unasked(found)]),
         f"Groups of {found.group_size} with unequal rewards: {100 * found.mixed:.0f} % "
         f"(from the mean alone: {100 * chance_of_mixed(found.rate, found.group_size):.0f} %).",
     ]
     verdict = _verdict(found)
     return [*lines, _when(found, verdict, time), *_about_examples(found, kept), verdict]
+
+
+def _unasked(found: Expectation) -> str:
+    """What the time limit of the trial left out of the figures; "" if nothing."""
+    parts = [f"{found.unfinished} more answers were not at their end"] if found.unfinished else []
+    parts += (
+        [f"{found.left_out} of {found.prompts + found.left_out} questions were not asked"] if found.left_out else []
+    )
+    if found.greedy_asked > 0:
+        parts.append(f"{found.greedy_asked} of {found.prompts} were answered at temperature 0")
+    if not parts:
+        return ""
+    return f"The trial ends after {format_duration(MOST_ASKING_S)}: {', '.join(parts)}; these figures are without them."
 
 
 def _when(found: Expectation, verdict: str, time: TrainingForecast | None) -> str:

@@ -16,7 +16,15 @@ from sapo_desktop.services.models.shelf.history import STORY, undone_evaluations
 from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson_interval
-from sapo_swarm.events import CheckpointSaved, Evaluated, ExternalSwitched, RoundFinished, RunStarted, TaskScore
+from sapo_swarm.events import (
+    CheckpointSaved,
+    Evaluated,
+    ExternalSwitched,
+    RoundFinished,
+    RunStarted,
+    TaskScore,
+    settled_evaluations,
+)
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.protocol.safe_text import safe_text
 
@@ -165,7 +173,7 @@ def _held_out(record: ModelCardRecord) -> Iterator[str]:
     total = f"{100 * now.pass_at_1:.1f} % ({100 * now.low:.1f} to {100 * now.high:.1f})"
     base_rate = None if now.delta is None else now.pass_at_1 - now.delta
     yield f"| all | {now.items} | {_rate(base_rate, now.items)} | {total} |\n"
-    if now.delta is not None:
+    if now.delta is not None or now.so_far is not None:
         yield f"Paired on the same questions: {describe_difference(now)}.\n"
     if (greedy := now.greedy) is not None:
         base = "" if greedy.delta is None else f", the base {100 * (greedy.pass_at_1 - greedy.delta):.1f} %"
@@ -212,7 +220,7 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Model
     bounded = Evaluated | ExternalSwitched | CheckpointSaved
     events = [event for event in events if not isinstance(event, bounded) or event.round <= rounds]
     undone = undone_evaluations(events)
-    evaluations = [event for event in events if isinstance(event, Evaluated) and event not in undone]
+    evaluations = [event for event in settled_evaluations(events) if event not in undone]
     trained = [event for event in evaluations if event.round > 0]
     newest = {event.round: event for event in rounds_done}.values()  # a round redone after a kill counts once
     judged = next((event.judged for event in reversed(events) if isinstance(event, RunStarted)), False)

@@ -17,6 +17,7 @@ from sapo_swarm.events import (
     RoundFinished,
     RunStarted,
     TrialMeasured,
+    settled_evaluations,
 )
 from sapo_swarm.node.journal import JournalError, leads_here, read_only
 from sapo_swarm.protocol.safe_text import safe_text
@@ -71,7 +72,7 @@ def load_history(folder: Path) -> TrainingHistory:
     return TrainingHistory(
         tuple(e for e in events if isinstance(e, RunStarted)),
         tuple(e for e in events if isinstance(e, RoundFinished)),
-        tuple(e for e in events if isinstance(e, Evaluated)),
+        tuple(settled_evaluations(events)),
         undone=tuple(undone_evaluations(events)),
         backs=tuple(e for e in events if isinstance(e, CheckpointSaved) and e.restored >= 0),
     )

@@ -84,7 +84,11 @@ def _figures(event: Evaluated, width: int) -> str:
     share, with_interval = f"{100 * event.pass_at_1:.1f} %", format_rate(event.pass_at_1, event.low, event.high)
     both = f"{share} sampled, {100 * event.greedy.pass_at_1:.1f} % greedy" if event.greedy is not None else ""
     if (difference := base_difference(event)) is None:
-        alone = (f"{with_interval}, {unpaired_reason(event)}", f"{share}, base not asked") if event.base_missing else ()
+        alone: tuple[str, ...] = ()
+        if event.so_far is not None:
+            alone = f"{share}, {describe_difference(event)}", f"{share}, {100 * event.so_far.delta:+.1f} so far"
+        elif event.base_missing:
+            alone = f"{with_interval}, {unpaired_reason(event)}", f"{share}, base not asked"
         texts = (*alone, *([both] if both else []), with_interval)
     else:
         delta, low, high = difference
