@@ -250,6 +250,8 @@ class DraftScreen(Dialog[WizardResult | None]):
         try:
             if first:
                 bases = await self._actions.models()
+                if answers.base and answers.base not in dict(bases):  # typed in the first questions
+                    bases = ((answers.base, "as you chose"), *bases)
                 self._offer("base", bases, answers.base)
                 answers = WizardAnswers(answers.path, base=self._value("base"))
             preview = await self._actions.look(answers)
