@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import PurePath
 from time import strftime
 
 from rich.cells import cell_len, set_cell_size
@@ -416,6 +417,12 @@ def shorten_phrases(text: str, width: int) -> str:
     while cell_len(text) > width and " · " in text:
         text = text[: text.rindex(" · ")]
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
+
+
+def base_name(model: str) -> str:
+    """A base on one line: a file or folder by its own name, as the start of a long path says least."""
+    name = PurePath(model).name
+    return name if name and (os.path.isabs(model) or model.startswith(("~", "."))) else model
 
 
 def wrap_text(text: str, width: int) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import PurePath
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -11,7 +9,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.look import base_name, plain_text
 
 LABEL, VALUE = 9, 10
 """Columns of the label and of the answer. A longer answer (a third-party engine) pushes its explanation to the right."""
@@ -84,10 +82,9 @@ class Choice(Widget, can_focus=True):
     def render(self) -> Content:
         """The label, the answer, and what it means."""
         value, detail = self.answers[self.place]
-        shown = PurePath(value).name if os.path.isabs(value) else value  # of a long path the start says least
         left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
         return Content.assemble(
             (self.label.ljust(LABEL), "bold $accent" if self.has_focus else ""),
-            (f"{left} {plain_text(shown, 40):<{VALUE}} {right}", "bold"),
+            (f"{left} {plain_text(base_name(value), 40):<{VALUE}} {right}", "bold"),
             (f"  {plain_text(detail, 120)}", "$muted"),
         )
