@@ -413,9 +413,11 @@ def format_after_round(rounds: int) -> str:
 
 
 def shorten_phrases(text: str, width: int) -> str:
-    """Cut to `width` columns; whole phrases between middle dots are dropped first, from the end."""
+    """Cut to `width` columns; whole phrases between middle dots are dropped first, from the end, then brackets at the end."""
     while cell_len(text) > width and " · " in text:
         text = text[: text.rindex(" · ")]
+    if cell_len(text) > width and text.endswith(")") and " (" in text:
+        text = text[: text.rindex(" (")]
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 

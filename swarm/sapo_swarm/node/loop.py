@@ -93,7 +93,7 @@ class ModelOpening:
 
     async def load(self, model: str, build: Build) -> Engine:
         """The engine with the base loaded; call after fetch(). Raises Cancelled after a stop, and what building raises."""
-        report = self.progress(f"Loading {shown_base(model)}: ", f" · loading {shown_base(model)}")
+        report = self.progress(f"Loading {shown_base(model)}: ", f" (loading {shown_base(model)})")
         return await self.host.load(lambda: build(report))
 
     async def ask_base(self, examiner: Evaluator, rounds: int) -> None:

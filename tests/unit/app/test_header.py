@@ -38,7 +38,7 @@ def test_of_a_long_rule_the_beginning_stands_in_a_narrow_header() -> None:
 
 def test_what_a_long_opening_does_is_not_cut_for_the_name_of_a_model() -> None:
     """It takes a while, once; the name stands in many other places."""
-    loading = "Finding the faster precision, once · loading SmolLM2-135M-Instruct-Q4_1.gguf"
+    loading = "Finding the faster precision, once (loading SmolLM2-135M-Instruct-Q4_1.gguf)"
     starting = StateChanged(time=1.0, state="starting", sentence="Loading SmolLM2-135M-Instruct-Q4_1.gguf")
     state = fold([starting, Phase(time=2.0, round=0, phase="open", fraction=0.01, eta_s=0.0, detail=loading)])
     assert line(state, 80).endswith("… Finding the faster precision, once · 7 s")
