@@ -10,6 +10,7 @@ from functools import partial
 from textual.app import ScreenStackError
 from textual.events import Event
 from textual.theme import ThemeProvider
+from textual.widgets import Input
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
@@ -140,9 +141,10 @@ class DashboardActions(DashboardHost):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
             return
-        places = (self.screen, self.screen.focused)
-        here = [row for place in places if place is not None for row in binding_rows(type(place))]
-        self.push_screen(HelpScreen(self.feed.describe(), here, binding_rows(type(self)), self.glyphs))
+        places, typing = (self.screen, self.screen.focused), isinstance(self.screen.focused, Input)
+        here = [row for place in places if place is not None for row in binding_rows(type(place), typing)]
+        everywhere = binding_rows(type(self), typing)
+        self.push_screen(HelpScreen(self.feed.describe(), here, everywhere, self.glyphs, typing))
 
     def action_command_palette(self) -> None:
         """Open it, once: Textual looks for one on top only, and a second one below another screen ends the app."""

@@ -288,6 +288,8 @@ PALETTE = ("ctrl+p", "Every action by name, themes too")
 """Textual binds this one."""
 LISTS = "In lists the arrows move and Enter opens. Tab goes on to the next list, text or field."
 """The keys of Textual's widgets."""
+LETTERS = "You are typing: letters, digits, marks and space go into the field, and are no keys now."
+"""Said in the help while a text field has the focus."""
 _SHOWN = {
     "plus": "+",
     "minus": "-",
@@ -332,12 +334,16 @@ def key_label(key: str) -> str:
     return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
 
 
-def binding_rows(owner: type) -> Rows:
-    """Every key of a screen, a widget or the app, grouped by action; without shift+arrow, which < and > duplicate."""
+def binding_rows(owner: type, typing: bool = False) -> Rows:
+    """Every key of a screen, a widget or the app, grouped by action; without shift+arrow, which < and > duplicate. typing: a
+    text field has the focus, and keys that are text there are left out."""
     by_action: dict[str, tuple[list[str], list[str]]] = {}
     for binding in own_bindings(owner):
+        names = [key for key in binding.key.split(",") if not key.startswith("shift+")]
+        if typing and not (names := [key for key in names if key != "space" and len(key_label(key)) > 1]):
+            continue
         keys, texts = by_action.setdefault(binding.action.partition("(")[0], ([], []))
-        keys += [key_label(key) for key in binding.key.split(",") if not key.startswith("shift+")]
+        keys += map(key_label, names)
         texts.append(describe_binding(owner, binding))
     return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in by_action.values()]
 
