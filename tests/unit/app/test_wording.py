@@ -12,6 +12,7 @@ import pytest
 from tests.support.declared import judge
 from tests.support.own_tasks import task_of
 
+from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal.columns import best_verifier, date_form, lookalike_answer
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
 from sapo_desktop.services.tasks.proposal.wording import SYSTEM, plural_noun
@@ -270,3 +271,15 @@ def test_a_made_up_example_is_no_answer_of_the_file() -> None:
     for answers in ([f"{n} km" for n in range(100)], ["1", "2", "3"], ["0.5", "0.25"], ["1,250 €", "17 €"]):
         assert lookalike_answer(answers) not in answers
         assert best_verifier([*answers, lookalike_answer(answers)])[0] == best_verifier(answers)[0]
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_of_a_file_whose_lines_are_broken_the_first_one_is_named_with_its_cause(tmp_path: Path, good: int) -> None:
+    """Whatever else is said: what is missing stands in the lines that could not be read."""
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"question": "a", "answer": "b"}\n' * good + '{"question" "a"}\n' * 3)
+    with pytest.raises(UsageError, match=r"^broken.jsonl holds (no usable row|one question)") as refused:
+        draft_task(path, ImportOptions(base=REAL))
+    assert str(refused.value).endswith(
+        f" Row {good + 1}: this line is not valid JSON: character 13, expecting ':' delimiter. 2 more cannot be read either."
+    )
