@@ -11,6 +11,7 @@ from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.state import NodeLink
 from sapo_desktop.dashboard.widgets.frame import MAX_KEYS, KeyBar
@@ -160,6 +161,23 @@ async def test_leaving_asks_nothing_when_the_node_is_gone() -> None:
         await pilot.press("q")
         await pilot.pause()
     assert app.return_value == "stop"
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_space_starts_the_node_for_a_model_and_asks_where_none_is_left(left: int) -> None:
+    """Nobody asked for a model of the app's own choice."""
+    models, started = ScriptedModels(SILO), list[FirstRunAnswers | None]()
+    models.models = models.models[:left]
+    last = StateChanged(time=SILO[-1].time, state="stopped", sentence="Stopped after round 40.")
+    feed = ScriptedFeed([*SILO, last, NodeLink(False, "The node went away", last.time)])
+    app = SapoDashboard(feed, start=started.append, model_actions=models)
+    async with app.run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        before = len(started)
+        await pilot.press("space")
+        await settled(pilot)
+        assert isinstance(app.screen, FirstRunScreen) == (left == 0)
+        assert started[before:] == [None] * left
 
 
 async def test_cancelling_the_quit_dialog_goes_back() -> None:
