@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.algorithms.registry import load_algorithm
-from sapo_swarm.config import RunConfig
+from sapo_swarm.config import MOST_ROUNDS, RunConfig
 from sapo_swarm.errors import SwarmError
 from sapo_swarm.registry import UnknownName, suggest_names
 from sapo_swarm.sapo.training_batch import find_strategy
@@ -45,7 +45,9 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     `parse_experiment` refuses unknown keys."""
 
     # What goes into the batch
-    per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0)] = 0
+    per_source: Annotated[
+        int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0, le=MOST_ROUNDS)
+    ] = 0
     starved: Annotated[
         Literal["short", "ahead"],
         _doc(
@@ -63,7 +65,7 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     pool_from: Annotated[
         Literal["others", "own", "all"], _doc("Whose groups J is sampled from; own: replay of earlier local groups")
     ] = "others"
-    pool_rounds: Annotated[int, _doc("Rounds a group stays in the pool", ge=1)] = 1
+    pool_rounds: Annotated[int, _doc("Rounds a group stays in the pool", ge=1, le=MOST_ROUNDS)] = 1
     reuse: Annotated[bool, _doc("A node may sample a group again that it has trained on")] = False
     adaptive: Annotated[
         bool, _doc("Move I and J by sapo_lab.running.adaptive, from local_groups and external_groups")
@@ -72,19 +74,19 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     models: Annotated[tuple[str, ...], _doc("Models of nodes 0, 1, … in turn; empty = `model` for all")] = ()
     algorithms: Annotated[tuple[str, ...], _doc("Algorithms of the nodes in turn; empty = `algorithm` for all")] = ()
     paces: Annotated[
-        tuple[Annotated[int, Meta(ge=1)], ...],
+        tuple[Annotated[int, Meta(ge=1, le=MOST_ROUNDS)], ...],
         _doc("Nodes 0, 1, … in turn take part in every n-th round only, as slower machines would; empty = every round"),
     ] = ()
     tasks_per_node: Annotated[
-        int, _doc("Each node samples questions from only so many of the tasks, in turn; 0 = all", ge=0)
+        int, _doc("Each node samples questions from only so many of the tasks, in turn; 0 = all", ge=0, le=MOST_ROUNDS)
     ] = 0
     # What goes wrong
-    staleness: Annotated[int, _doc("External groups are so many rounds old", ge=0)] = 0
+    staleness: Annotated[int, _doc("External groups are so many rounds old", ge=0, le=MOST_ROUNDS)] = 0
     loss: Annotated[float, _doc("Share of deliveries (a group to a node) that are lost", ge=0.0, le=1.0)] = 0.0
     churn: Annotated[
         float, _doc("Share of the time that a node is away, in blocks of churn_rounds", ge=0.0, le=1.0)
     ] = 0.0
-    churn_rounds: Annotated[int, _doc("Rounds a node stays or is away", ge=1)] = 10
+    churn_rounds: Annotated[int, _doc("Rounds a node stays or is away", ge=1, le=MOST_ROUNDS)] = 10
     hostile: Annotated[float, _doc("Share of nodes that send tampered groups and do not learn", ge=0.0, le=1.0)] = 0.0
     attack: Annotated[
         Literal["planted", "garbled"], _doc("Correct answers with a planted sentence, or with shuffled words")
@@ -104,7 +106,9 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     judge: Annotated[
         bool, _doc("Every node answers one held-out question a round, the same for all (the paper's open demo)")
     ] = False
-    token_budget: Annotated[int, _doc("Stop when a node has generated so many tokens on average; 0 = never", ge=0)] = 0
+    token_budget: Annotated[
+        int, _doc("Stop when a node has generated so many tokens on average; 0 = never", ge=0, le=10**12)
+    ] = 0
     seconds_budget: Annotated[
         float,
         _doc(

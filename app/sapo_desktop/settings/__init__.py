@@ -218,12 +218,18 @@ def schema_fields(schema: type[msgspec.Struct], section: str = "") -> Iterator[S
 
 def _bounds(node: Any) -> str:
     """The bounds of a number, such as ", 1 to 64"; "" without limits."""
-    low, above, high = (getattr(node, name, None) for name in ("ge", "gt", "le"))
+    low, above, high, below = (getattr(node, name, None) for name in ("ge", "gt", "le", "lt"))
+    high = below - 1 if isinstance(below, int) else high
     if above is not None:
-        return f", more than {above:g}" + ("" if high is None else f", at most {high:.15g}")
+        return f", more than {above:g}" + ("" if high is None else f", at most {_number(high)}")
     if low is None:
         return ""
-    return f", {low:g} or more" if high is None else f", {low:g} to {high:.15g}"
+    return f", {_number(low)} or more" if high is None else f", {_number(low)} to {_number(high)}"
+
+
+def _number(bound: float) -> str:
+    """A bound as people read it, in groups of three digits from 100,000 on."""
+    return f"{bound:,.15g}" if bound >= 100_000 else f"{bound:.15g}"
 
 
 def format_value(value: object) -> str:
@@ -345,6 +351,8 @@ def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
 
 _NO_SUCH = {"float": "that is no number", "int": "that is no whole number", "bool": "that is neither true nor false"}
 """The type that msgspec expected -> the plain message when a typed value cannot be converted to it."""
+_BOUND = re.compile(r"Expected `(?:int|float)` ([<>]=?) .*")
+"""What msgspec says of a number outside its bounds; which those are is said behind it."""
 
 
 def _plain(message: str, fields: Iterable[SettingField], origin: str) -> str:
@@ -356,5 +364,7 @@ def _plain(message: str, fields: Iterable[SettingField], origin: str) -> str:
     key, reason = where.rstrip("`").lstrip("."), reason.rstrip(".")
     reason = next((plain for kind, plain in _NO_SUCH.items() if reason == f"Expected `{kind}`, got `str`"), reason)
     allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields if f.key == key), "")
+    if bound := _BOUND.fullmatch(reason):
+        reason = f"that is too {'large' if bound[1].startswith('<') else 'small'}"
     start = f"{origin}: " if not key or origin.startswith(key) else f"{origin}: {key}: "
     return f"{start}{reason[0].lower()}{reason[1:]}.{allowed}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.manual import render_manual
 
@@ -16,7 +18,9 @@ from sapo_desktop.dashboard.look import choose_glyphs
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
-from sapo_swarm.config import RENAMED, RunConfig
+from sapo_lab.schema import ArmConditions
+from sapo_swarm.config import MOST_ROUNDS, RENAMED, RunConfig, settings_of_today
+from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.governor.rules import ResourceLimits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -236,3 +240,26 @@ def test_names_that_a_registry_has_are_chosen_and_not_typed(tmp_path: Path) -> N
     assert "maxrl" in choices["run.algorithm"]
     assert "library" in choices["run.preset"]
     assert "novelty" in choices["run.sampling"]
+
+
+@pytest.mark.parametrize(
+    "schema", [RunConfig, ResourceLimits, settings.NodeSettings, CoordinatorSettings, ArmConditions]
+)
+def test_every_whole_number_has_bounds(schema: type[msgspec.Struct]) -> None:
+    """Else it is stored as it was typed, and nothing can count so far."""
+    numbers = [field for field in settings.schema_fields(schema) if field.kind.startswith("whole number")]
+    assert numbers
+    assert [field.key for field in numbers if not re.search(r", [\d,]+ to [\d,]+\Z", field.kind)] == []
+
+
+@pytest.mark.parametrize("key", ["rounds", "eval_every", "checkpoint_every", "keep_groups", "keep_checkpoints", "seed"])
+def test_a_number_beyond_all_reason_is_refused_with_its_bounds(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"^run\.{key}: that is too large\. Allowed: whole number, \d to [\d,]+\.$"):
+        settings.config_with_setting(RunConfig(), f"run.{key}", "99999999999999999999")
+
+
+def test_a_stored_number_from_before_there_was_a_bound_becomes_the_bound() -> None:
+    stored = {**msgspec.to_builtins(RunConfig()), "rounds": 10**12, "keep_groups": 10**20, "keep_checkpoints": 10**20}
+    config = msgspec.convert(settings_of_today(stored), RunConfig)
+    assert (config.rounds, config.keep_groups, config.keep_checkpoints) == (MOST_ROUNDS, MOST_ROUNDS, 1_000_000)
+    assert config.seed == RunConfig().seed
