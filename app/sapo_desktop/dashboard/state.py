@@ -250,10 +250,10 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
         case Evaluated():
             line = LogLine(seq=event.seq, time=event.time, level="info", text=evaluation_sentence(event))
             base = state.base or (None if event.round else event)
-            newest = event if event.round or not event.belated or state.latest is None else state.latest
+            latest = event if event.round or not event.belated or state.latest is None else state.latest
             state = replace(
                 state,
-                latest=newest,
+                latest=latest,
                 base=base,
                 base_asked=None if event.belated else state.base_asked,
                 figures=state.figures.evaluated(event),

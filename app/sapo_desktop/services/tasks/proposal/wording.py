@@ -104,22 +104,22 @@ SORTED_INTO = frozenset(
         "area",
     )
 )
-THINGS = SORTED_INTO | frozenset(
-    (
-        "abbreviation|account|action|address|age|allergen|amount|author|brand|capital|city|code|color|colour|command|comment|"
-        "company|complaint|continent|correction|cost|country|county|currency|customer|date|day|deadline|description|desk|"
-        "destination|diagnosis|dialect|difficulty|direction|discount|disease|distance|district|domain|dose|duration|email|"
-        "emotion|entry|enquiry|entity|error|event|feedback|field|firm|form|format|formula|forename|function|gender|grade|"
-        "headline|height|house|hour|id|ingredient|inquiry|instruction|item|job|keyword|language|length|letter|level|licence|"
-        "license|line|location|log|mail|material|meaning|message|method|minute|mistake|model|mood|month|name|note|number|office|"
-        "opinion|order|origin|paragraph|passage|pattern|person|phone|phrase|place|plan|post|price|priority|problem|product|"
-        "quantity|query|rating|reason|recipe|record|regex|region|reply|report|request|review|role|room|rule|salary|score|season|"
-        "section|sector|sentence|sentiment|severity|sex|shop|size|skill|song|source|species|speed|spelling|sport|stage|star|"
-        "state|statement|status|step|store|story|street|style|sum|summary|supplier|surname|symbol|symptom|synonym|target|task|"
-        "temperature|term|text|ticket|time|title|tone|town|trade|translation|tweet|unit|urgency|user|value|vehicle|verb|verdict|"
-        "version|volume|weekday|weight|width|word|year|zip"
-    ).split("|")
+_THINGS = (
+    "abbreviation account action address age allergen amount author brand capital city code color colour command "
+    "comment company complaint continent correction cost country county currency customer date day deadline "
+    "description desk destination diagnosis dialect difficulty direction discount disease distance district domain "
+    "dose duration email emotion enquiry entity entry error event feedback field firm forename form format formula "
+    "function gender grade headline height hour house id ingredient inquiry instruction item job keyword language "
+    "length letter level licence license line location log mail material meaning message method minute mistake "
+    "model month mood name note number office opinion order origin paragraph passage pattern person phone phrase "
+    "place plan post price priority problem product quantity query rating reason recipe record regex region reply "
+    "report request review role room rule salary score season section sector sentence sentiment severity sex shop "
+    "size skill song source species speed spelling sport stage star state statement status step store story street "
+    "style sum summary supplier surname symbol symptom synonym target task temperature term text ticket time title "
+    "tone town trade translation tweet unit urgency user value vehicle verb verdict version volume weekday weight "
+    "width word year zip "
 )
+THINGS = SORTED_INTO | frozenset(_THINGS.split())
 """Nouns that columns are named by: these stand in a sentence without quotation marks."""
 YES = frozenset({"yes", "true", "y", "1", "ja", "si", "sí", "oui"})
 NO = frozenset({"no", "false", "n", "0", "nein", "non"})
@@ -238,19 +238,16 @@ def _instruction(asked: WordingInput, shown: str) -> str:
         return _choose(verifier.options, shown, name)
     if isinstance(verifier, JsonEqual):
         return f"Turn this {shown} into JSON."
-    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
-        if not name or _is_thing(name):
-            return f"List the {plural_noun(name or 'item')} of this {shown}."
-        return f"Fill in {_label(name)} for this {shown}."
+    plain = not name or _is_thing(name)
+    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier) and plain:
+        return f"List the {plural_noun(name or 'item')} of this {shown}."
     if isinstance(verifier, ExactVerifier) and not date_form(asked.answers) and _rewritten(asked):
-        if name and not _is_thing(name):
-            return f"Rewrite this {shown}. The result is called {_label(name)}."
-        return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
+        into = f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
+        return into if plain else f"Rewrite this {shown}. The result is called {_label(name)}."
     numbers = few_numbers(asked.answers) if isinstance(verifier, NumberVerifier) else ()
     among = f" It is one of these: {', '.join(numbers)}." if numbers else ""
-    if name and not _is_thing(name):
-        return f"Fill in {_label(name)} for this {shown}.{among}"
-    return f"Give the {name or 'answer'} for this {shown}.{among}"
+    what = f"Give the {name or 'answer'}" if plain else f"Fill in {_label(name)}"
+    return f"{what} for this {shown}.{among}"
 
 
 def _choose(options: Sequence[str], shown: str, name: str) -> str:
