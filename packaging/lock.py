@@ -27,7 +27,7 @@ LOCK = ROOT / "packaging" / "requirements.lock"
 EXTRAS = ("torch", "redis", "serve", "lan")
 """What an installed app may have; tools of developers are not in it."""
 TOOLS = ROOT / "packaging" / "tools.lock"
-TOOL_EXTRAS = ("dev", "lab", "mcp", "tensorboard", "mlx", "4bit")
+TOOL_EXTRAS = ("dev", "lab", "mlx", "4bit")
 BUILD = "editables"
 """What hatchling asks for to install a checkout in place."""
 TRIED = "torch==2.13.0"

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "contributing.md"
 FLOORS = (
     "app/sapo_desktop",
-    "swarm/sapo_lab",
+    "assets/sapo_lab",
     "swarm/sapo_swarm",
     "backends/sapo_backends",
     "assets/sapo_assets",

@@ -57,14 +57,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "My tasks": {
         "tasks": ("tasks.verb", "list tasks, show sample questions, or make a task of your own from a file"),
-        "verifiers": (
-            "tasks.verifiers",
-            "a model in an environment of the verifiers package, in that environment's own Python",
-        ),
     },
     "Swarm": {
         "coordinator": ("swarms.coordinator", "host a swarm: print the invite, serve until stopped"),
-        "invite": ("swarms.invite", "let others into the swarm that you host: a line of text and a QR code"),
+        "invite": ("swarms.invite", "let others into the swarm that you host: a line of text"),
         "contribute": ("swarms.contribute", "answer questions yourself and share the attempts with your swarm"),
         "swarm": ("swarms.swarm", "the swarm that you host: status, stop, waiting, approve, export, import"),
         "leave": ("swarms.leave", "leave the swarm and forget its invite"),
@@ -85,14 +81,12 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "watch a recorded run in the dashboard: hold it, go back and forth, faster and slower",
         ),
         "tour": ("nodes.replay", "two minutes with captions: a recorded swarm of three nodes, in the dashboard"),
-        "lab": ("machine.lab", "run experiments with many nodes on one machine, and report on them"),
-        "mcp": ("nodes.mcp", "status, pause, runs, eval and chat for a program that speaks the Model Context Protocol"),
         "uninstall": ("models.uninstall", "list what the app made on this machine, and remove it"),
     },
 }
 """The verbs in the order of --help: verb -> (module in sapo_desktop.commands, one line of help)."""
 
-RARE = frozenset({"ban", "directory", "external", "lab", "mcp", "paths", "run-anyway", "snooze", "stay", "verifiers"})
+RARE = frozenset({"ban", "directory", "external", "paths", "run-anyway", "snooze", "stay"})
 """Verbs that --help names without a description, at the end of each group."""
 
 VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}

@@ -76,11 +76,6 @@ class Home:
         return self.data / "written-answers.jsonl"
 
     @property
-    def network(self) -> Path:
-        """Today's count of bytes sent to and received from swarms."""
-        return self.data / "network.json"
-
-    @property
     def socket(self) -> Path:
         """The running node's control socket."""
         return self.runtime / "node.sock"

@@ -20,12 +20,6 @@ def models() -> dict[str, Path]:
     return {name: folder / name for name in NAMES if (folder / name / "config.json").is_file()}
 
 
-def experiments() -> dict[str, Path]:
-    """Name -> TOML file of every experiment of the lab that ships."""
-    folder = Path(str(files("sapo_assets"))) / "lab"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
 _IN_WORDS = {
     "starter": "a toy of 5M, bundled: to see how it works",
     "starter-1m": "a smaller toy of 1M, worse and faster",

@@ -17,6 +17,14 @@ REASONING_TOKENS = 1024
 """Minimum token limit of a model that reasons before it answers, unless the person sets a limit."""
 MOST_EVAL_ITEMS = 10_000
 """Most held-out items that an evaluation asks of one task."""
+MOST_ROUNDS = 1_000_000_000
+"""Upper bound of settings that count rounds: at ten rounds a second, three years."""
+MOST_CHECKPOINTS = 1_000_000
+_BOUNDED: Mapping[str, int] = {
+    **dict.fromkeys(("rounds", "eval_every", "checkpoint_every", "keep_groups"), MOST_ROUNDS),
+    "keep_checkpoints": MOST_CHECKPOINTS,
+}
+"""Settings that had no upper bound once."""
 PAPER_TASKS: tuple[str, ...] = (
     *("base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification"),
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
@@ -109,7 +117,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     stage_groups: Annotated[int, _doc("Questions of others that the stage takes in a round", ge=1, le=256)] = 4
 
     # A round
-    rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0)] = 0
+    rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0, le=MOST_ROUNDS)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
     group_sizes: Annotated[
         Literal["equal", "adaptive"],
@@ -186,7 +194,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     # Bookkeeping
     seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
-    eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0)] = 25
+    eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0, le=MOST_ROUNDS)] = 25
     eval_items: Annotated[
         int,
         _doc(
@@ -206,7 +214,12 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = 2.0
     checkpoint_every: Annotated[
-        int, _doc("Fewest rounds between two checkpoints; when one is due is for checkpoint_minutes to say", ge=1)
+        int,
+        _doc(
+            "Fewest rounds between two checkpoints; when one is due is for checkpoint_minutes to say",
+            ge=1,
+            le=MOST_ROUNDS,
+        ),
     ] = 1
     disk_budget_gb: Annotated[
         float,
@@ -218,13 +231,18 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = 2.0
     keep_groups: Annotated[
         int,
-        _doc("Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all", ge=0),
+        _doc(
+            "Newest rounds whose groups stay in the journal (every 10th and first successes stay too); 0 = all",
+            ge=0,
+            le=MOST_ROUNDS,
+        ),
     ] = 200
     keep_checkpoints: Annotated[
         int,
         _doc(
             "Newest checkpoints kept, the last with the optimizer's state; the first, the two best and ever fewer old ones stay",
             ge=1,
+            le=MOST_CHECKPOINTS,
         ),
     ] = 3
 
@@ -241,5 +259,7 @@ def rename_legacy_keys(table: Mapping[str, Any], names: Mapping[str, str] = RENA
 
 
 def settings_of_today(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings as an older version wrote them: renamed keys under their new names, without keys that no longer exist."""
-    return {key: value for key, value in rename_legacy_keys(old).items() if key in RunConfig.__struct_fields__}
+    """A run's settings as an older version wrote them: renamed keys under their new names, without keys that no longer exist.
+    A whole number above a bound that the older version did not have becomes that bound."""
+    kept = {key: value for key, value in rename_legacy_keys(old).items() if key in RunConfig.__struct_fields__}
+    return {key: min(value, _BOUNDED[key]) if key in _BOUNDED else value for key, value in kept.items()}

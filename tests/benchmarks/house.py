@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOTS = ("app", "swarm", "backends", "assets", "lab")
+ROOTS = ("app", "swarm", "backends", "assets")
 PRODUCT = {"sapo_desktop": "app", "sapo_swarm": "swarm", "sapo_backends": "backends"}
 CRUMB = 60
 WALKS = ("silo", "swarm", "csv", "key")
@@ -111,6 +111,7 @@ def sources(checkout: Path) -> dict[str, Path]:
         path.relative_to(checkout / root).as_posix(): path
         for root in ROOTS
         for path in sorted((checkout / root).glob("sapo_*/**/*.py"))
+        if "sapo_lab" not in path.parts
     }
 
 

@@ -88,7 +88,7 @@ def main() -> None:
         file = args.out / f"nodes-{nodes}.toml"
         settings = {"local": LOCAL, "external": EXTERNAL, "rounds": args.rounds}
         file.write_text(EXPERIMENT.format(nodes=nodes, seeds=args.seeds, **settings))
-        command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--jobs", str(args.jobs)]
+        command = [sys.executable, "-m", "sapo_lab", "run", str(file), "--jobs", str(args.jobs)]
         subprocess.run([*command, "--out", str(args.out)], check=True, stdout=sys.stderr)
         (j, all_), (found_j, found_all, q) = predicted(nodes), counted(args.out / f"nodes-{nodes}")
         print(f"| {nodes} | {j:.1f} | {found_j:.1f} | {all_:.1f} | {found_all:.1f} | {q:.2f} |", flush=True)

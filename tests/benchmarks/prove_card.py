@@ -179,9 +179,9 @@ def steps(device: str, quick: bool, scratch: Path) -> list[Step]:
         ),
         Step(
             "two nodes of the lab",
-            (*app, "lab", "run", str(lab), "--device", device, "--out", str(scratch / "lab")),
+            ("-m", "sapo_lab", "run", str(lab), "--device", device, "--out", str(scratch / "lab")),
             120,
-            ("sapo_desktop.commands.machine.lab", "sapo_swarm.tasks.questions"),
+            ("sapo_lab.__main__", "sapo_swarm.tasks.questions"),
         ),
     ]
 

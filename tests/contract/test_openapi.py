@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from aiohttp import web
 from nacl.signing import SigningKey
+from tests.support.openapi import openapi_document, render_openapi
 from tests.unit.swarm.test_receive import ME, NOW, SWARM, AddOne, prompt_of
 
 from sapo_swarm.coordinator.admin import add_admin
 from sapo_swarm.coordinator.listing import SwarmListing
-from sapo_swarm.coordinator.openapi import openapi_document, render_openapi
 from sapo_swarm.coordinator.reads import add_snapshots, add_tasks
 from sapo_swarm.coordinator.records import SwarmRecord
 from sapo_swarm.coordinator.server import Coordinator
@@ -44,7 +44,7 @@ def application(tmp_path: Path) -> web.Application:
 
 
 def test_the_committed_description_is_the_generated_one() -> None:
-    """Renew it: python -m sapo_swarm.coordinator.openapi > docs/openapi.json"""
+    """Renew it: python -m tests.support.openapi > docs/openapi.json"""
     assert (ROOT / "docs" / "openapi.json").read_text() == render_openapi()
 
 

@@ -16,7 +16,7 @@ from sapo_backends.fake import FakeBackend
 from sapo_desktop.services import browser
 from sapo_desktop.services.models.endpoint import ChatEndpoint, ChatService
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.control_server import ControlServer, MetricsServer, bind_loopback_socket
+from sapo_swarm.node.control_server import ControlServer
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
@@ -44,13 +44,6 @@ async def control(folder: Path) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def metrics(folder: Path) -> AsyncIterator[int]:
-    bound = bind_loopback_socket(0)
-    async with MetricsServer(node(folder), bound):
-        yield bound.getsockname()[1]
-
-
-@asynccontextmanager
 async def model(folder: Path) -> AsyncIterator[int]:
     async with ChatEndpoint(ChatService(EngineThread()), "model", "token") as endpoint:
         yield urlsplit(endpoint.url).port or 0
@@ -67,7 +60,7 @@ async def dashboard(folder: Path) -> AsyncIterator[int]:
     await asyncio.gather(serving, return_exceptions=True)
 
 
-@pytest.mark.parametrize("serving", [control, metrics, model, dashboard])
+@pytest.mark.parametrize("serving", [control, model, dashboard])
 async def test_malformed_requests_are_answered_with_400_and_leave_one_line(
     serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import zstandard
 from aiohttp.http_exceptions import HttpProcessingError
+from tests.support.openapi import openapi_document
 from tests.support.simulated_nodes import sim_group
 
 from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator import host
-from sapo_swarm.coordinator.openapi import openapi_document
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.control_server import ControlServer
 from sapo_swarm.node.governor.rules import ResourceLimits

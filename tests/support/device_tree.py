@@ -24,13 +24,8 @@ def power(root: Path, plugged: bool, charge: int) -> None:
     write(supplies / "AC", type="Mains", online=str(int(plugged)))
 
 
-def laptop(
-    root: Path, celsius: float = 50.0, fan_rpm: int = 0, memory_wait: float = 0.0, lid: str = "open", charge: int = 80
-) -> None:
-    """Under root: sys and proc, plugged in."""
+def laptop(root: Path, celsius: float = 50.0, charge: int = 80) -> None:
+    """Under root: sys, plugged in."""
     power(root, plugged=True, charge=charge)
     chip = root / "sys" / "class" / "hwmon" / "hwmon3"
-    write(chip, name="coretemp", temp1_input=str(round(celsius * 1000)), fan1_input=str(fan_rpm))
-    some = f"some avg10={memory_wait:.2f} avg60=0.00 avg300=0.00 total=1"
-    write(root / "proc" / "pressure", memory=f"{some}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0")
-    write(root / "proc" / "acpi" / "button" / "lid" / "LID0", state=f"state:      {lid}")
+    write(chip, name="coretemp", temp1_input=str(round(celsius * 1000)))

@@ -85,7 +85,7 @@ def learning(out: Path, node: int, arm: str = "a") -> list[tuple[Any, ...]]:
             e.tokens_generated,
             e.loss,
             e.logprob_local,
-            {**e.figures, "cpu_s": 0},
+            {**e.figures, "cpu_s": 0, "verify_s": 0},
         )
         for e in rounds_of(out, node, arm).values()
     ]

@@ -26,7 +26,6 @@ pause_on_battery = false
 max_celsius = 0
 slow_celsius = 0
 min_free_memory = 0
-slow_memory_wait = 0
 min_free_disk = 0
 nice = 0
 """

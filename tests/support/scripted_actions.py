@@ -80,10 +80,10 @@ class ScriptedModels:
 
     def __init__(self, events: list[Event]) -> None:
         now = max(event.time for event in events)
-        self.models = (_model("sums", 1, events, now), _model("new-one", 2, [], now))
+        self.models: tuple[ModelOverview, ...] = (_model("sums", 1, events, now), _model("new-one", 2, [], now))
 
     async def shelf(self) -> ModelListing:
-        return ModelListing(self.models, self.models[0].model.record.id)
+        return ModelListing(self.models, self.models[0].model.record.id if self.models else "")
 
     async def offer(self) -> NewModelInfo:
         return NewModelInfo("another", (("starter", "bundled"),), (("starter", "easy settings"),))

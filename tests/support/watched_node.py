@@ -16,9 +16,7 @@ from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
 
-CALM = ResourceLimits(
-    pause_on_battery=False, max_celsius=0, slow_celsius=0, min_free_memory=0, min_free_disk=0, slow_memory_wait=0
-)
+CALM = ResourceLimits(pause_on_battery=False, max_celsius=0, slow_celsius=0, min_free_memory=0, min_free_disk=0)
 CONFIG = RunConfig(
     model="fake",
     trainer="fake",

@@ -31,7 +31,7 @@ def test_no_file_is_longer_than_one_idea() -> None:
 
 
 def test_sizes_are_written_by_one_function_in_powers_of_ten() -> None:
-    """A model was 1,260 MB, 1,202 MiB, 1.17 GiB and 1.3 GB by place. Rates and the data cap, which is in MB, are no sizes."""
+    """A model was 1,260 MB, 1,202 MiB, 1.17 GiB and 1.3 GB by place. Rates are no sizes."""
     assert [
         size_text(s) for s in (0, 2_600, 999_499, 999_500, 9_940_000, 9_960_000, 999_499_999, 999_500_000, 1.26e12)
     ] == (["0 kB", "3 kB", "999 kB", "1.0 MB", "9.9 MB", "10 MB", "999 MB", "1.00 GB", "1,260.00 GB"])

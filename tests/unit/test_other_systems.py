@@ -47,8 +47,8 @@ sys.platform = "darwin"
 
 SCRIPT = """
 import importlib, os, pkgutil, resource, signal, socket, sys, time, types
-import sapo_assets, sapo_backends, sapo_desktop, sapo_lab, sapo_swarm
-FLOORS = (sapo_assets, sapo_backends, sapo_desktop, sapo_lab, sapo_swarm)
+import sapo_assets, sapo_backends, sapo_desktop, sapo_swarm
+FLOORS = (sapo_assets, sapo_backends, sapo_desktop, sapo_swarm)
 names = [f.__name__ for f in FLOORS]
 names += [m.name for f in FLOORS for m in pkgutil.walk_packages(f.__path__, f.__name__ + ".")]
 names = [n for n in names if not n.endswith("__main__") and ".models." not in n.partition("sapo_assets")[2]]

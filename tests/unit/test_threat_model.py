@@ -36,7 +36,6 @@ FACTS = [
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
     f"longer than {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor",
     f"bodies of {endpoint.LARGEST_BODY // 2**20} MB and {WORDS[round(endpoint.BODY_S)]} seconds; {endpoint.WAITING} requests",
-    f"{servers.MOST} connections, each idle for {'a minute' if servers.IDLE_S == 60 else servers.IDLE_S}",
     f"{servers.MOST} connections, of which those without the token give way first",
     f"{servers.MOST} connections, of which those on which nobody showed the key give way first",
     f"until its parent ends it, {WORDS[round(process.JOB_S + process.MARGIN_S)]} seconds after a job began, or within "

@@ -10,13 +10,14 @@ from functools import partial
 from textual.app import ScreenStackError
 from textual.events import Event
 from textual.theme import ThemeProvider
+from textual.widgets import Input
 from textual.worker import Worker
 
 from sapo_desktop.dashboard.host import DashboardHost
 from sapo_desktop.dashboard.look import binding_rows
 from sapo_desktop.dashboard.palette import ActionPalette
 from sapo_desktop.dashboard.state import QuitChoice
-from sapo_desktop.errors import CommandFailed
+from sapo_desktop.errors import USER_ERRORS, CommandFailed
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.tasks.wizard.interface import WizardResult
 
@@ -74,13 +75,26 @@ class DashboardActions(DashboardHost):
             coming = any(worker.name == "start" for worker in self.workers)
             self.say("The node is starting" if coming else "Starting the node")
             if not coming:
-                self.work(partial(self.start_node, None), "start")
+                self.work(self._start_or_ask, "start")
         elif self.state.absent:
             self.say("The node is starting")
         elif self.state.resumable:
             self.command("resume", "Going on")
         else:
             self.command("pause", "Paused until space is pressed again")
+
+    async def _start_or_ask(self) -> None:
+        """Start the node; where no model is left to train, ask what the next one shall be."""
+        try:
+            listing = await self.model_actions.shelf() if self.model_actions is not None else None
+        except USER_ERRORS as error:
+            self.say(str(error), error=True)
+            return
+        if listing is not None and not listing.models and not listing.problems:
+            self.say("There is no model to train: choose what the next one shall be")
+            self.answer_again()
+        else:
+            await self.start_node(None)
 
     def action_seek(self, steps: int) -> None:
         """In a recording: back, forth, to its beginning. steps: -1, 1, 0."""
@@ -140,9 +154,10 @@ class DashboardActions(DashboardHost):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
             return
-        places = (self.screen, self.screen.focused)
-        here = [row for place in places if place is not None for row in binding_rows(type(place))]
-        self.push_screen(HelpScreen(self.feed.describe(), here, binding_rows(type(self)), self.glyphs))
+        places, typing = (self.screen, self.screen.focused), isinstance(self.screen.focused, Input)
+        here = [row for place in places if place is not None for row in binding_rows(type(place), typing)]
+        everywhere = binding_rows(type(self), typing)
+        self.push_screen(HelpScreen(self.feed.describe(), here, everywhere, self.glyphs, typing))
 
     def action_command_palette(self) -> None:
         """Open it, once: Textual looks for one on top only, and a second one below another screen ends the app."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import PurePath
 from time import strftime
 
 from rich.cells import cell_len, set_cell_size
@@ -287,6 +288,8 @@ PALETTE = ("ctrl+p", "Every action by name, themes too")
 """Textual binds this one."""
 LISTS = "In lists the arrows move and Enter opens. Tab goes on to the next list, text or field."
 """The keys of Textual's widgets."""
+LETTERS = "You are typing: letters, digits, marks and space go into the field, and are no keys now."
+"""Said in the help while a text field has the focus."""
 _SHOWN = {
     "plus": "+",
     "minus": "-",
@@ -331,12 +334,16 @@ def key_label(key: str) -> str:
     return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
 
 
-def binding_rows(owner: type) -> Rows:
-    """Every key of a screen, a widget or the app, grouped by action; without shift+arrow, which < and > duplicate."""
+def binding_rows(owner: type, typing: bool = False) -> Rows:
+    """Every key of a screen, a widget or the app, grouped by action; without shift+arrow, which < and > duplicate. typing: a
+    text field has the focus, and keys that are text there are left out."""
     by_action: dict[str, tuple[list[str], list[str]]] = {}
     for binding in own_bindings(owner):
+        names = [key for key in binding.key.split(",") if not key.startswith("shift+")]
+        if typing and not (names := [key for key in names if key != "space" and len(key_label(key)) > 1]):
+            continue
         keys, texts = by_action.setdefault(binding.action.partition("(")[0], ([], []))
-        keys += [key_label(key) for key in binding.key.split(",") if not key.startswith("shift+")]
+        keys += map(key_label, names)
         texts.append(describe_binding(owner, binding))
     return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in by_action.values()]
 
@@ -412,10 +419,18 @@ def format_after_round(rounds: int) -> str:
 
 
 def shorten_phrases(text: str, width: int) -> str:
-    """Cut to `width` columns; whole phrases between middle dots are dropped first, from the end."""
+    """Cut to `width` columns; whole phrases between middle dots are dropped first, from the end, then brackets at the end."""
     while cell_len(text) > width and " · " in text:
         text = text[: text.rindex(" · ")]
+    if cell_len(text) > width and text.endswith(")") and " (" in text:
+        text = text[: text.rindex(" (")]
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
+
+
+def base_name(model: str) -> str:
+    """A base on one line: a file or folder by its own name, as the start of a long path says least."""
+    name = PurePath(model).name
+    return name if name and (os.path.isabs(model) or model.startswith(("~", "."))) else model
 
 
 def wrap_text(text: str, width: int) -> list[str]:

@@ -208,6 +208,13 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.state in ("paused", "pausing", "stopped", "failed")
 
     @property
+    def finished(self) -> bool:
+        """Whether the run has done what it was to do: nothing is left to learn, or the planned rounds are done."""
+        planned = self.run.rounds_planned if self.run is not None else 0
+        ended = self.state == "stopped" and bool(planned) and self.practised >= planned
+        return ended or (self.state == "paused" and self.reason == "done")
+
+    @property
     def in_examples(self) -> bool:
         """Whether the run is in the examples phase, which imitates correct answers; practice may follow."""
         return bool(self.phase and self.phase.phase == "examples") and not self.paused
@@ -243,10 +250,10 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
         case Evaluated():
             line = LogLine(seq=event.seq, time=event.time, level="info", text=evaluation_sentence(event))
             base = state.base or (None if event.round else event)
-            newest = event if event.round or not event.belated or state.latest is None else state.latest
+            latest = event if event.round or not event.belated or state.latest is None else state.latest
             state = replace(
                 state,
-                latest=newest,
+                latest=latest,
                 base=base,
                 base_asked=None if event.belated else state.base_asked,
                 figures=state.figures.evaluated(event),

@@ -11,14 +11,12 @@ import shtab
 PROGRAM = "sapo-desktop"
 
 
-def walk_verbs(parser: argparse.ArgumentParser, above: str = "") -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Every command below a parser, such as "lab run", with its line of help and its own parser."""
+def walk_verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    """Every verb of a parser, with its line of help and its own parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            for word, sub in action.choices.items():
-                yield f"{above}{word}", lines[word], sub
-                yield from walk_verbs(sub, f"{above}{word} ")
+            yield from ((word, lines[word], verb) for word, verb in action.choices.items())
 
 
 def shell_completion(parser: argparse.ArgumentParser, shell: str) -> str:

@@ -18,16 +18,30 @@ from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.registry import suggest_names
 from sapo_swarm.whole_file import write_atomically
 
-# The settings file as TOML tables: read, written atomically, and migrated when a key was renamed.
+# The settings file as TOML tables: read, written atomically, and migrated when a key was renamed or removed.
 
 _RENAMED: Mapping[str, Mapping[str, str]] = {"run": RENAMED}
 """Section -> key name in an earlier version -> current name."""
+_REMOVED: Mapping[str, frozenset[str]] = {
+    "limits": frozenset(
+        {
+            "slow_fan_rpm",
+            "slow_memory_wait",
+            "pause_lid_closed",
+            "pause_on_metered",
+            "slow_other_load",
+            "max_network_mb_a_day",
+        }
+    ),
+    "node": frozenset({"metrics_port"}),
+}
+"""Section -> keys of an earlier version that no longer exist; a file loses them, and a section that holds nothing else."""
 
 
 def read_tables(path: Path) -> dict[str, Any]:
     """The raw tables with current key names; empty if there is no file. Raises UsageError, AppError.
 
-    A file with key names of an earlier version is rewritten, with one line in the log; everything else in it is unchanged.
+    A file with keys of an earlier version is rewritten, with one line in the log; everything else in it is unchanged.
     """
     try:
         text = path.read_text("utf-8")
@@ -38,8 +52,8 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML ({error}). Mend that line or delete the file.") from error
     except OSError as error:
         raise AppError(f"Cannot read {path} ({error.strerror}).") from error
-    renamed = _old_names(tables)
-    return _migrate(path, text, tables, renamed) if renamed else tables
+    outdated = _outdated_keys(tables)
+    return _migrate(path, text, tables, outdated) if outdated else tables
 
 
 def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
@@ -49,47 +63,65 @@ def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
     _write_text(path, tomli_w.dumps(dict(tables)))
 
 
-def _old_names(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(section, old name, current name) of each key that still has an earlier name."""
+def _outdated_keys(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(section, old name, current name or "") of each key that an earlier version wrote."""
+    of_today = {(section, name): now for section, names in _RENAMED.items() for name, now in names.items()}
+    of_today |= {(section, name): "" for section, names in _REMOVED.items() for name in names}
     return [
         (section, old, now)
-        for section, names in _RENAMED.items()
-        for old, now in names.items()
+        for (section, old), now in sorted(of_today.items())
         if isinstance(table := tables.get(section), dict) and old in table
     ]
 
 
-def _migrate(path: Path, text: str, tables: Mapping[str, Any], found: list[tuple[str, str, str]]) -> dict[str, Any]:
-    """The tables with current key names; also updates the file if it can be written."""
+def _migrate(path: Path, text: str, tables: Mapping[str, Any], outdated: list[tuple[str, str, str]]) -> dict[str, Any]:
+    """The tables with current keys only; also updates the file if it can be written."""
+    removed = {(section, old) for section, old, now in outdated if not now}
+    emptied = {
+        section
+        for section, _ in removed
+        if section not in Settings.__struct_fields__ and tables[section].keys() <= _REMOVED[section]
+    }
     current = {
-        section: rename_legacy_keys(table, _RENAMED[section])
-        if section in _RENAMED and isinstance(table, dict)
+        section: {
+            name: value
+            for name, value in rename_legacy_keys(table, _RENAMED.get(section, {})).items()
+            if (section, name) not in removed
+        }
+        if isinstance(table, dict)
         else table
         for section, table in tables.items()
+        if section not in emptied
     }
-    changes = ", ".join(f"{section}.{old} is called {section}.{now} now" for section, old, now in found)
+    changes = ", ".join(
+        f"{section}.{old} is called {section}.{now} now" if now else f"there is no {section}.{old} any more"
+        for section, old, now in outdated
+    )
     try:
-        edited = _edited(text, found)
+        edited = _edited(text, outdated, emptied)
         if _parsed(edited) == current:
             _write_text(path, edited)
         else:
             write_tables(path, current)
         outcome = f"{path} was brought up to date"
     except AppError as error:
-        outcome = f"it counts, but {path} still has the old name. {error}"
+        outcome = f"that counts, but {path} still has the old keys. {error}"
     logging.getLogger(__name__).warning("Settings: %s; %s.", changes, outcome.rstrip("."))
     return current
 
 
-def _edited(text: str, found: list[tuple[str, str, str]]) -> str:
-    """The text with the keys renamed in place, so that comments and order are preserved."""
+def _edited(text: str, outdated: list[tuple[str, str, str]], emptied: set[str]) -> str:
+    """The text with the keys renamed or taken out in place, so that comments and order are preserved."""
     lines, section = [], ""
     for line in text.splitlines(keepends=True):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             section = header[1].strip()
-        for place, old, now in found:
-            if place == section:
+            line = "" if section in emptied else line
+        for place, old, now in outdated:
+            if place == section and now:
                 line = re.sub(rf"^(\s*){re.escape(old)}(\s*=)", rf"\g<1>{now}\g<2>", line)
+            elif place == section and re.match(rf"\s*{re.escape(old)}\s*=", line):
+                line = ""
         lines.append(line)
     return "".join(lines)
 
@@ -140,14 +172,6 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = ()
 
 
-class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a node offers on this machine besides its control socket."""
-
-    metrics_port: Annotated[
-        int, Meta(description="Port on 127.0.0.1 at which Prometheus reads the node's metrics; 0: none", ge=0, le=65535)
-    ] = 0
-
-
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that can be set, in sections."""
 
@@ -156,7 +180,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ui: UiSettings = UiSettings()
     person: PersonSettings = PersonSettings()
     swarm: SwarmSettings = SwarmSettings()
-    node: NodeSettings = NodeSettings()
 
 
 _KINDS = {"str": "text", "int": "whole number", "float": "number", "vartuple": "list"}
@@ -195,12 +218,18 @@ def schema_fields(schema: type[msgspec.Struct], section: str = "") -> Iterator[S
 
 def _bounds(node: Any) -> str:
     """The bounds of a number, such as ", 1 to 64"; "" without limits."""
-    low, above, high = (getattr(node, name, None) for name in ("ge", "gt", "le"))
+    low, above, high, below = (getattr(node, name, None) for name in ("ge", "gt", "le", "lt"))
+    high = below - 1 if isinstance(below, int) else high
     if above is not None:
-        return f", more than {above:g}" + ("" if high is None else f", at most {high:.15g}")
+        return f", more than {above:g}" + ("" if high is None else f", at most {_number(high)}")
     if low is None:
         return ""
-    return f", {low:g} or more" if high is None else f", {low:g} to {high:.15g}"
+    return f", {_number(low)} or more" if high is None else f", {_number(low)} to {_number(high)}"
+
+
+def _number(bound: float) -> str:
+    """A bound as people read it, in groups of three digits from 100,000 on."""
+    return f"{bound:,.15g}" if bound >= 100_000 else f"{bound:.15g}"
 
 
 def format_value(value: object) -> str:
@@ -322,6 +351,8 @@ def _table(tables: dict[str, Any], section: str, path: Path) -> dict[str, Any]:
 
 _NO_SUCH = {"float": "that is no number", "int": "that is no whole number", "bool": "that is neither true nor false"}
 """The type that msgspec expected -> the plain message when a typed value cannot be converted to it."""
+_BOUND = re.compile(r"Expected `(?:int|float)` ([<>]=?) .*")
+"""What msgspec says of a number outside its bounds; which those are is said behind it."""
 
 
 def _plain(message: str, fields: Iterable[SettingField], origin: str) -> str:
@@ -333,5 +364,7 @@ def _plain(message: str, fields: Iterable[SettingField], origin: str) -> str:
     key, reason = where.rstrip("`").lstrip("."), reason.rstrip(".")
     reason = next((plain for kind, plain in _NO_SUCH.items() if reason == f"Expected `{kind}`, got `str`"), reason)
     allowed = next((f" Allowed: {f.kind.replace('|', ', ')}." for f in fields if f.key == key), "")
+    if bound := _BOUND.fullmatch(reason):
+        reason = f"that is too {'large' if bound[1].startswith('<') else 'small'}"
     start = f"{origin}: " if not key or origin.startswith(key) else f"{origin}: {key}: "
     return f"{start}{reason[0].lower()}{reason[1:]}.{allowed}"

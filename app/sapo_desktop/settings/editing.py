@@ -70,7 +70,6 @@ _RESTART = "when the node starts again"
 _COUNTS = {
     "limits.nice": _RESTART,
     "limits": "within a second",
-    "node": _RESTART,
     "swarm.directories": "at once",
     "ui.theme": "at once, in this dashboard",
     "ui.glyphs": "when the dashboard opens again",

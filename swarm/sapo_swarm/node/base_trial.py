@@ -302,14 +302,18 @@ SOURCES = {
 """Where examples come from: key of TrialMeasured.sources -> its words (singular, plural)."""
 
 
-def sources_in_words(sources: Mapping[str, int]) -> str:
-    """Where the texts of a pass come from, as a sentence; "" where there are none."""
+def sources_in_words(sources: Mapping[str, int], set_aside: int = 0) -> str:
+    """Where the texts of a pass come from, as a sentence, and how many questions are set aside beside them; "" where there
+    are no texts."""
     parts = [f"{sources[name]:,} {words[sources[name] != 1]}" for name, words in SOURCES.items() if sources.get(name)]
     if not parts:
         return ""
     checked = ", all checked here" if sources.get("others") or sources.get("own") or sources.get("person") else ""
     total = sum(sources.values())
-    return f"{total:,} example{'' if total == 1 else 's'}: {', '.join(parts)}{checked}."
+    examples = f"{total:,} example{'' if total == 1 else 's'}: {', '.join(parts)}{checked}."
+    if not set_aside:
+        return examples
+    return f"{examples} {set_aside:,} more {'is' if set_aside == 1 else 'are'} set aside, to see whether examples help."
 
 
 def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float, now: float = 0.0) -> str:

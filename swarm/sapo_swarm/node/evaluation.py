@@ -74,13 +74,12 @@ SLOW = frozenset(
 """Tasks whose questions take 30 to 200 ms each to draw. Of 300 drawn with training seeds none was held out (quantum_lock: 3)."""
 
 
-async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str, start: int = 0) -> frozenset[str]:
-    """SHA-256 of the prompts that training leaves out, from held-out question `start` on: takes about a second for nine
-    tasks.
+async def held_out_exclusion(scorer: Scorer, tasks: Sequence[str], preset: str) -> frozenset[str]:
+    """SHA-256 of the prompts that training leaves out: takes about a second for nine tasks.
 
     Raises ScorerUnavailable, UnknownTask.
     """
-    questions = await scorer.questions(refs) if (refs := _excluded(tasks, preset, start)) else []
+    questions = await scorer.questions(refs) if (refs := _excluded(tasks, preset)) else []
     return frozenset(question.prompt_sha256 for question in questions if isinstance(question, Question))
 
 
@@ -95,12 +94,12 @@ def beyond_exclusion(refs: Iterable[TaskRef], tasks: Sequence[str], preset: str)
     return sum(ref not in left_out and f"{ref.dataset}/{ref.preset}" not in SLOW for ref in drawn)
 
 
-def _excluded(tasks: Sequence[str], preset: str, start: int = 0) -> list[TaskRef]:
+def _excluded(tasks: Sequence[str], preset: str) -> list[TaskRef]:
     named = [(task, f"{task}/{preset_of(task, preset)}") for task in tasks]
     quick = [(task, name) for task, name in named if name not in SLOW]
     per_task = min(EXCLUDED_PER_TASK, IN_ALL // max(len(quick), 1))
     counts = [(task, min(per_task, FEW.get(name, per_task))) for task, name in quick]
-    return [ref for task, count in counts for ref in held_out_items([task], preset, count, start)]
+    return [ref for task, count in counts for ref in held_out_items([task], preset, count)]
 
 
 # The untrained model's answers to the held-out questions, sampled (temperature 1) and greedy (0): base.json in the

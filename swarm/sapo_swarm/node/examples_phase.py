@@ -439,7 +439,7 @@ class ExamplesPhase:
         limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase still apply
         sentence = sentence_of(counts, plan, why_none, MOST_SECONDS, time.time())
         if imitates:
-            sentence = f"{sentence} {sources_in_words(sources)}"
+            sentence = f"{sentence} {sources_in_words(sources, len(source.apart))}"
         changes = {
             "round": rounds_done,
             "examples": len(examples),

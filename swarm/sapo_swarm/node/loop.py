@@ -93,7 +93,7 @@ class ModelOpening:
 
     async def load(self, model: str, build: Build) -> Engine:
         """The engine with the base loaded; call after fetch(). Raises Cancelled after a stop, and what building raises."""
-        report = self.progress(f"Loading {shown_base(model)}: ")
+        report = self.progress(f"Loading {shown_base(model)}: ", f" (loading {shown_base(model)})")
         return await self.host.load(lambda: build(report))
 
     async def ask_base(self, examiner: Evaluator, rounds: int) -> None:
@@ -167,16 +167,18 @@ class ModelOpening:
             )
             await self.bus.publish(LogLine(level="warning", text=sentence))
 
-    def progress(self, doing: str) -> Callable[[float, str], None]:
+    def progress(self, doing: str, after: str = "") -> Callable[[float, str], None]:
         """A function that passes fractions and phrases from any thread to the status sentence and the subscribers. It raises
-        Cancelled after a stop, which ends its caller."""
+        Cancelled after a stop, which ends its caller. after: stands behind the phrases in place of `doing` before them: of a
+        sentence that is too long for a header, the end is left out."""
         loop, last = asyncio.get_running_loop(), -STEP_S
         first = doing.removesuffix(": ") or "Opening the model"
         self.bus.stream(self.activity.begin("open", self.activity.round, first))
 
         def show(fraction: float, phrase: str) -> None:
             if self.activity.phase == "open":
-                self.bus.stream(self.activity.progress(fraction, f"{doing}{phrase}"))
+                detail = f"{phrase[:1].upper()}{phrase[1:]}{after}" if after else f"{doing}{phrase}"
+                self.bus.stream(self.activity.progress(fraction, detail))
 
         def told(fraction: float, phrase: str) -> None:
             nonlocal last
@@ -312,7 +314,7 @@ class Node:
     async def run(self) -> None:
         """Raises BackendError if the run cannot even start, or the model takes no questions."""
         machine = await asyncio.to_thread(self.setup.machine, self.setup.folder)
-        ticker = asyncio.create_task(run_governor(machine, self.setup.allowed, self.run_control, self.pace, self.bus))
+        ticker = asyncio.create_task(run_governor(machine, self.setup.limits, self.run_control, self.pace, self.bus))
         scorer = Scorer(answer_format=self.config.answer_format, judge=self.setup.judge)
         try:
             async with scorer:

@@ -78,11 +78,6 @@ class NodeSetup:
         """Alone or in a swarm."""
         return "silo" if self.swarm == SILO else "swarm"
 
-    def allowed(self) -> ResourceLimits:
-        """The current limits, as far as they concern this node: a node alone needs no network."""
-        limits = self.limits()
-        return limits if self.mode == "swarm" else msgspec.structs.replace(limits, pause_on_metered=False)
-
 
 def as_opened(config: RunConfig, parameters: int, *, reasons: bool = False) -> RunConfig:
     """The settings completed with what a model of this size decides, and without evaluations if no task has held-out rows

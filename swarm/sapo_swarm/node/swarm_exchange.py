@@ -288,8 +288,6 @@ class SwarmExchange:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     memory: Path | None = None
     """The model's folder, in which the phrase memory is saved; None: it is not saved."""
-    data_cap: Callable[[int], ExchangeHold | None] | None = None
-    """Given all bytes the client ever exchanged: what holds the next exchange. None: nothing ever does."""
     joined: Callable[[SwarmInfo], ExchangeHold | None] | None = None
     """Called if the swarm's description arrives only during the run: what holds the exchange until the node's next start."""
     own_worker: bool = True
@@ -392,7 +390,7 @@ class SwarmExchange:
         if self._worker is not None:
             await self._worker.__aexit__(None, None, None)
         await self._keep_phrases()
-        await self._held()
+        self._held()
         await self.client.__aexit__(None, None, None)
 
     async def _talk(self) -> None:
@@ -408,30 +406,26 @@ class SwarmExchange:
     async def _upload(self) -> None:
         """Send what was handed over, when it is time."""
         try:
-            if not await self._held():
+            if not self._held():
                 await self._bridge()
                 await self.sleep(self.client.wait_s)
         finally:
             self._woken.clear()
             outbox, self._outbox = self._outbox, None
-        if outbox is not None and not await self._held():
+        if outbox is not None and not self._held():
             await self._exchange_once(outbox)
 
-    async def _held(self) -> bool:
-        """Whether something holds the exchange: then what is handed over is dropped, and the pool serves as long as it lasts."""
-        hold = None
-        if self.data_cap is not None:
-            hold = await asyncio.to_thread(self.data_cap, self.client.bytes_sent + self.client.bytes_received)
-        hold = self._until_restart or hold
-        self.stats.hold(hold)
-        return hold is not None
+    def _held(self) -> bool:
+        """Whether the exchange rests: then what is handed over is dropped, and the pool serves as long as it lasts."""
+        self.stats.hold(self._until_restart)
+        return self._until_restart is not None
 
     async def _bridge(self) -> None:
         """In a swarm so large that the next upload is far away, take groups from snapshots until it is near."""
         while self.client.wait_s > BRIDGE_S and not self.client.failures and self._outbox is not None:
             want = self.want(self._outbox.wanted) if self._taking else 0
             try:
-                if want and not await self._held():
+                if want and not self._held():
                     await self._take(await self._snapshots.sample(want))
             except Exception:  # groups that cannot be judged delay no upload
                 log.exception("groups of a snapshot were not taken")

@@ -22,7 +22,7 @@ DEFAULT_WINDOW_S = 3600.0
 
 
 class ExchangeHold(Protocol):
-    """Why the exchange is held (by the person's limits, or until the next start); sentence: including what lifts it."""
+    """Why the exchange is held until the next start; sentence: including what lifts it."""
 
     @property
     def reason(self) -> str:
@@ -39,7 +39,7 @@ class ExchangeHold(Protocol):
 class SwarmStats:
     """coordinator: its URL, for people. node: this one. made / accepted / refused: groups sent since the node started.
 
-    held: by the person's own limits, or until the next start. While the coordinator is away, the figures of the last
+    held: until the next start. While the coordinator is away, the figures of the last
     successful exchange stay; `sentence` says that it is away.
     """
 

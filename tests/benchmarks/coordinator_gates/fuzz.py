@@ -10,9 +10,9 @@ from collections import Counter
 import aiohttp
 import msgspec
 from common import Gate, Server, serving
+from tests.support.openapi import openapi_document
 from tests.support.simulated_nodes import SimNode, open_session, sim_group
 
-from sapo_swarm.coordinator.openapi import openapi_document
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.wire import (
     MEDIA_TYPE,

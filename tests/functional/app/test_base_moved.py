@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.backups import brought, home_at
+from tests.support.gguf_files import placed
 from tests.support.node_process import sapo
 
 import sapo_assets
@@ -16,7 +17,7 @@ from sapo_backends.errors import ModelNotFound
 from sapo_desktop import cli
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.models.shelf import mending, store
 from sapo_desktop.services.models.training import plan_session
 from sapo_desktop.services.personal_data import archive
 from sapo_swarm.config import RunConfig
@@ -106,3 +107,15 @@ def test_a_backup_names_the_folders_that_it_lacks_and_a_restore_without_them_say
     back = brought(home_at(tmp_path / "third"), saved.path)
     assert back["models/eve"] == "restored"
     assert back["models/kim"].startswith(f"restored. kim was made from {base}, which is not there any more.")
+
+
+@pytest.mark.parametrize("name", ["mine.gguf", "Mine.GGUF", "sha256-0123abcd"])
+def test_of_a_base_that_was_a_file_the_file_is_asked_for(home: Home, tmp_path: Path, name: str) -> None:
+    """LM Studio, llama.cpp and Ollama keep a model in one file; a folder in its place would be refused."""
+    path = placed(tmp_path / name)
+    kim = store.create_model_folder(home, "kim", RunConfig(model=str(path), trainer="torch"))
+    saved = archive.create_backup(home, tmp_path / "mine.tar")
+    assert f"Left out: {path}, the base of kim. Save that file, too." in saved.besides
+    path.rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(ModelNotFound, match=r"Where is it now\? sapo-desktop node kim --model NEWFILE\.gguf$"):
+        mending.require_base_folder(kim)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.support.scripted_actions import ScriptedModels
 from tests.support.scripted_feed import NARROW, SILO, SWARM, WIDE, ScriptedFeed, app_over, feed_of, settled
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
+from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.dashboard.state import NodeLink
 from sapo_desktop.dashboard.widgets.frame import MAX_KEYS, KeyBar
 from sapo_desktop.services.first_questions import FirstRunAnswers
-from sapo_swarm.events import Event, RunStarted, StateChanged
+from sapo_swarm.events import Event, LogLine, RunStarted, StateChanged
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE, (100, 24), (200, 60)])
@@ -85,6 +88,34 @@ async def test_space_resumes_a_paused_node_and_the_footer_says_so() -> None:
         assert feed_of(app).commands == [("resume", {})]
 
 
+async def test_after_the_end_of_a_training_the_footer_leads_to_the_model() -> None:
+    sentence = "Finished: 26 of 28 set-aside rows right · space goes on"
+    finished = StateChanged(time=SILO[-1].time, state="paused", sentence=sentence, reason="done")
+    app = app_over([*SILO, finished], model_actions=ScriptedModels(SILO))
+    async with app.run_test(size=NARROW) as pilot:
+        lines = await settled(pilot)
+        assert any("Next: 4, there t to chat, e to export" in line for line in lines), "\n".join(lines)
+        assert "4 chat, export" in lines[-1]
+        await pilot.click(KeyBar, offset=(lines[-1].index("chat, export") - 1, 0))
+        assert isinstance(app.screen, ModelsScreen)
+
+
+@pytest.mark.parametrize("height", [24, 36])
+async def test_the_newest_lines_of_a_log_are_in_view_and_keys_lead_to_its_beginning_and_end(height: int) -> None:
+    """Lines are wrapped: eleven of them do not fit into a small terminal."""
+    words = "of a line that is so long that it is wrapped several times in a terminal of eighty columns, " * 3
+    log: list[Event] = [LogLine(time=float(n), level="info", text=f"Number {n:02} {words}") for n in range(11)]
+    async with app_over(log).run_test(size=(80, height)) as pilot:
+        await pilot.press("5")
+        assert any("Number 10" in line for line in await settled(pilot))
+        await pilot.press("home")
+        lines = await settled(pilot)
+        assert any("Number 00" in line for line in lines)
+        assert not any("Number 10" in line for line in lines)
+        await pilot.press("end")
+        assert any("Number 10" in line for line in await settled(pilot))
+
+
 async def test_a_refused_command_is_told_as_plain_text() -> None:
     feed = ScriptedFeed(list(SILO), refuses="No node is running [/bad] \x1b[31m")
     app = SapoDashboard(feed)
@@ -130,6 +161,23 @@ async def test_leaving_asks_nothing_when_the_node_is_gone() -> None:
         await pilot.press("q")
         await pilot.pause()
     assert app.return_value == "stop"
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_space_starts_the_node_for_a_model_and_asks_where_none_is_left(left: int) -> None:
+    """Nobody asked for a model of the app's own choice."""
+    models, started = ScriptedModels(SILO), list[FirstRunAnswers | None]()
+    models.models = models.models[:left]
+    last = StateChanged(time=SILO[-1].time, state="stopped", sentence="Stopped after round 40.")
+    feed = ScriptedFeed([*SILO, last, NodeLink(False, "The node went away", last.time)])
+    app = SapoDashboard(feed, start=started.append, model_actions=models)
+    async with app.run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        before = len(started)
+        await pilot.press("space")
+        await settled(pilot)
+        assert isinstance(app.screen, FirstRunScreen) == (left == 0)
+        assert started[before:] == [None] * left
 
 
 async def test_cancelling_the_quit_dialog_goes_back() -> None:

@@ -15,6 +15,7 @@ from sapo_desktop.dashboard.look import ASCII, UNICODE, GlyphSet, binding_rows, 
 from sapo_desktop.dashboard.palette import ActionPalette
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.help import HelpScreen
+from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_desktop.dashboard.screens.settings import SettingsScreen
@@ -86,6 +87,24 @@ async def test_while_a_text_is_typed_the_last_line_names_keys_that_are_no_letter
         assert last.rstrip().split("  ") == [" Enter keep", "Esc clear", "F1 help", "ctrl+q quit"]
         await pilot.press("escape")
         assert "? help  q quit" in (await settled(pilot))[-1]
+
+
+async def test_help_over_a_field_lists_no_key_that_would_be_typed_into_it() -> None:
+    """In the chat the field has the focus always: p, space and 1 are text there."""
+    async with everything().run_test(size=(80, 60)) as pilot:
+        await pilot.press(*scene_of(ChatScreen).keys)
+        await settled(pilot)
+        assert isinstance(pilot.app.screen.focused, Input)
+        await pilot.press("f1")
+        lines = await settled(pilot)
+        first, last = (
+            next(n for n, line in enumerate(lines) if word in line) for word in ("Keys here", "You are typing")
+        )
+        left = lines[first].index("Keys here")
+        names = [line[left : left + 16] for line in lines[first + 1 : last] if "Keys of" not in line]
+        keys = " ".join(names).split()
+        assert {"Esc", "F1", "ctrl+q", "F3"} <= set(keys), "\n".join(lines)
+        assert not [key for key in keys if len(key) == 1 or key == "space"], "\n".join(lines)
 
 
 async def test_the_last_line_keeps_help_and_quit_however_many_keys_there_are() -> None:

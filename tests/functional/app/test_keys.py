@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.make_recordings import recording
+from tests.support.manual import PLACES
 from tests.support.scenes import everything, scene_of, screen_classes, shown
 from tests.support.scripted_feed import ScriptedFeed
 from textual.pilot import Pilot
@@ -19,7 +20,6 @@ from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog
 from sapo_desktop.dashboard.screens.swarm.dialogs import JoinDialog
-from sapo_desktop.key_table import PLACES
 from sapo_desktop.paths import Home
 
 OPENED = {

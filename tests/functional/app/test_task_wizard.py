@@ -28,7 +28,7 @@ from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import KeyBar
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
-from sapo_desktop.services.first_questions import OWN, FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.first_questions import OTHER, OWN, FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.tasks import store as examples
@@ -288,3 +288,28 @@ async def test_the_first_questions_lead_through_the_wizard_to_a_model_on_the_fil
     made = store.find_model(home, "my_sums").config
     with library_in(home.tasks):
         assert (made.tasks, made.model, regular_items(made)) == (("my_sums",), "fake:0.3", 59)
+
+
+async def test_a_model_typed_in_the_first_questions_is_the_one_that_is_trained(home: Home) -> None:
+    """It is none of the models on this computer, so the wizard does not know it by itself."""
+    answered: list[FirstRunAnswers | None] = []
+    info = FirstRunInfo(
+        hardware=(("fake", "tests"),), models=((OTHER, "type one"),), tasks=((OWN, "mine"),), limits=(("full", ""),)
+    )
+    app = SapoDashboard(
+        ReplayFeed([], 0), True, lambda given: answered.append(given), lambda: info, task_actions=HomeTasks(home)
+    )
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: isinstance(pilot.app.screen, FirstRunScreen))
+        pilot.app.screen.query_one("#typed", Input).value = "fake:0.41"
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PlacesScreen) and "my sums.csv" in said(pilot))
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, DraftScreen) and "rows to train on" in said(pilot))
+        assert "fake:0.41" in said(pilot)
+        await pilot.press("enter")
+        await stopped(pilot)
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(answered))
+    assert answered[0] is not None
+    assert (answered[0].model, answered[0].task) == ("fake:0.41", "my_sums")

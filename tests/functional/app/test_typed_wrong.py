@@ -163,7 +163,6 @@ async def test_the_first_questions_say_what_is_wrong_with_a_typed_model(home: Ho
         ["tasks", "new", NOBODY],
         ["new", "other", "--base", NOBODY],
         ["models", "figures", "mine", "--output", NOBODY],
-        ["verifiers", "mine", "env", "--python", NOBODY],
     ],
 )
 def test_the_command_line_answers_such_a_path_with_one_line(

@@ -15,7 +15,7 @@ import pytest
 from tests.support.lab_runs import RUN, Play, Stopped, build, experiment, learning, play, rounds_of, scorer
 from tests.support.watched_node import CALM
 
-from sapo_desktop.cli import run_command_line as cli
+from sapo_lab.__main__ import main as cli
 from sapo_lab.report.results import load_run
 from sapo_lab.running.checkpoint import SwarmState
 from sapo_lab.running.nodes import open_node
@@ -198,6 +198,31 @@ async def test_a_token_budget_ends_a_run(play: Play, tmp_path: Path) -> None:
     assert done.tokens >= 4 * 50
 
 
+async def test_processor_seconds_end_a_run_and_verification_is_among_them(play: Play, tmp_path: Path) -> None:
+    done = await play(experiment([{"name": "a", "seconds_budget": 1e-6}], {"rounds": 100}), tmp_path)
+    assert done.rounds == 1
+    for node in range(4):
+        (first,) = rounds_of(tmp_path, node).values()
+        assert 0 < first.figures["verify_s"] < first.figures["cpu_s"]
+    await play(experiment([{"name": "a", "external_groups": 0}]), tmp_path / "alone")
+    assert all(r.figures["verify_s"] < 1e-3 for r in rounds_of(tmp_path / "alone", 0).values()), "nothing arrives"
+
+
+async def test_the_end_is_scored_at_both_temperatures_and_with_several_samples_at_1(play: Play, tmp_path: Path) -> None:
+    found = experiment([{"name": "a"}], final_items=8, final_samples=8)
+    await play(found, tmp_path)
+    run = load_run(tmp_path, found.arm("a"), 1)
+    assert run is not None
+    for verdicts in (run.verdicts, run.greedy, run.base_verdicts, run.base_greedy):
+        assert {task: rates.size for task, rates in verdicts.items()} == dict.fromkeys(RUN["tasks"], 8)
+    assert {k for k, _ in run.pass_at_k.values()} == {8}
+    assert all((8 * rates == (8 * rates).round()).all() for rates in run.verdicts.values()), "one node, eight samples"
+    events = read_only(run_folder(tmp_path, "a", 1) / "node-0" / "journal.db", kinds=("evaluation",))
+    last = [e for e in events if isinstance(e, Evaluated)][-1]
+    assert last.greedy is not None
+    assert (last.items, last.greedy.items) == (4, 16)
+
+
 async def test_held_out_results_are_paired_with_the_base_and_the_base_is_measured_once(
     play: Play, tmp_path: Path
 ) -> None:
@@ -205,11 +230,11 @@ async def test_held_out_results_are_paired_with_the_base_and_the_base_is_measure
     await play(found, tmp_path)
     await play(found, tmp_path, arm="b")
     bases = [list((run_folder(tmp_path, arm, 1) / "base").iterdir()) for arm in ("a", "b")]
-    assert [len(files) for files in bases] == [1, 1]  # four nodes, one model
-    assert bases[0][0].read_bytes() == bases[1][0].read_bytes()
-    assert len(list((tmp_path / ".base").iterdir())) == 1  # the second arm has copied it
+    assert [len(files) for files in bases] == [2, 2]  # four nodes, one model, two temperatures
+    assert [path.read_bytes() for path in sorted(bases[0])] == [path.read_bytes() for path in sorted(bases[1])]
+    assert len(list((tmp_path / ".base").iterdir())) == 2  # the second arm has copied them
     await play(experiment([{"name": "c", "max_new_tokens": 9}]), tmp_path, arm="c")
-    assert len(list((tmp_path / ".base").iterdir())) == 2
+    assert len(list((tmp_path / ".base").iterdir())) == 4
     events = read_only(run_folder(tmp_path, "b", 1) / "node-0" / "journal.db", kinds=("evaluation",))
     evaluations = [e for e in events if isinstance(e, Evaluated)]
     assert [e.round for e in evaluations] == [0, 2, 4]
@@ -243,7 +268,7 @@ async def test_kill_9_loses_nothing_but_the_round_in_flight(play: Play, tmp_path
     tables["arms"] = [{"name": "a"}]
     file = tmp_path / "e.toml"
     file.write_text(tomli_w.dumps(tables))
-    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "sapo_lab", "run", str(file), "--out", str(tmp_path)]
     victim = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         assert victim.stdout is not None
@@ -251,7 +276,7 @@ async def test_kill_9_loses_nothing_but_the_round_in_flight(play: Play, tmp_path
     finally:
         victim.send_signal(signal.SIGKILL)
         await victim.communicate()
-    assert await asyncio.to_thread(cli, ["lab", "run", str(file), "--out", str(tmp_path)]) == 0
+    assert await asyncio.to_thread(cli, ["run", str(file), "--out", str(tmp_path)]) == 0
     await play(parse_experiment(tables), tmp_path / "whole")
     assert learning(tmp_path / "e", 1) == learning(tmp_path / "whole", 1)
 
@@ -265,7 +290,7 @@ async def test_runs_side_by_side_end_with_the_process_that_started_them(tmp_path
     tables["run"] = {**RUN, "rounds": 100_000, "eval_every": 0}
     file = tmp_path / "e.toml"
     file.write_text(tomli_w.dumps(tables))
-    command = [sys.executable, "-m", "sapo_desktop", "lab", "run", str(file), "--jobs", "2", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "sapo_lab", "run", str(file), "--jobs", "2", "--out", str(tmp_path)]
     parent = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     seen = b""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.support.lab_runs import RUN, Play, experiment, play, rounds_of, scorer
 
-from sapo_desktop.cli import run_command_line as cli
+from sapo_lab.__main__ import main as cli
 from sapo_lab.report import node_types
 from sapo_lab.report.results import load_run
 from sapo_lab.report.table import comparison_rows
@@ -69,12 +69,9 @@ async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
     }
     file = tmp_path / "e.toml"
     file.write_text(tomli_w.dumps(tables))
-    assert await asyncio.to_thread(cli, ["lab", "report", str(file), "--out", str(tmp_path)]) == 2
-    assert await asyncio.to_thread(cli, ["lab", "run", str(file), "--out", str(tmp_path)]) == 0
-    assert (
-        await asyncio.to_thread(cli, ["lab", "report", str(file), "--out", str(tmp_path), "--to", str(tmp_path / "r")])
-        == 0
-    )
+    assert await asyncio.to_thread(cli, ["report", str(file), "--out", str(tmp_path)]) == 2
+    assert await asyncio.to_thread(cli, ["run", str(file), "--out", str(tmp_path)]) == 0
+    assert await asyncio.to_thread(cli, ["report", str(file), "--out", str(tmp_path), "--to", str(tmp_path / "r")]) == 0
     page, markdown = ((tmp_path / "r" / name).read_text() for name in ("report.html", "report.md"))
     assert "4/4 &lt;b&gt;" in page
     assert page.count("data:image/png;base64,") == len(list((tmp_path / "r").glob("*.png"))) >= 3
@@ -83,7 +80,7 @@ async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:
     total = np.mean([run.local.sum() for run in runs["8-0"]])
     assert f"{total:,.1f}" in markdown
     assert "the judge finds no round" in " ".join(markdown.split()), "wherever its lines end"
-    assert "sapo-desktop lab run e --only 4-4 --seeds 1,2 --fresh" in markdown
+    assert "python -m sapo_lab run e --only 4-4 --seeds 1,2 --fresh" in markdown
     row = comparison_rows(found, runs)[1]
     assert row.equal_tokens.value.value == pytest.approx(row.held_out.value.value) or row.tokens.value > 0
     first, second = runs["4-4"]

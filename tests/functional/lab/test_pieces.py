@@ -10,9 +10,9 @@ import pytest
 from tests.contract.conftest import write_model
 from tests.support.lab_runs import build, experiment, learning, play, rounds_of, scorer
 
-import sapo_assets
-from sapo_desktop.cli import run_command_line as cli
-from sapo_desktop.commands.machine.lab import override_settings
+import sapo_lab
+from sapo_lab.__main__ import main as cli
+from sapo_lab.__main__ import override_settings
 from sapo_lab.running.run import PieceOver, TimeBudget, run_arm, run_folder
 from sapo_lab.schema import Experiment, load_experiment
 from sapo_swarm.config import PAPER_TASKS
@@ -57,7 +57,7 @@ async def test_a_piece_ends_before_a_round_that_would_not_fit() -> None:
 
 
 async def test_pieces_go_with_one_job(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli(["lab", "run", "smoke", "--minutes", "5", "--jobs", "2"]) == 2
+    assert cli(["run", "smoke", "--minutes", "5", "--jobs", "2"]) == 2
     assert "--minutes" in capsys.readouterr().err
 
 
@@ -67,7 +67,7 @@ async def test_the_papers_experiment_runs_in_pieces_on_the_shape_of_its_model(sc
     shape = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 4096}), "utf-8")
     shipped = override_settings(
-        load_experiment(sapo_assets.experiments()["paper-0.5b"]), model=str(folder), device="cpu"
+        load_experiment(sapo_lab.list_experiments()["paper-0.5b"]), model=str(folder), device="cpu"
     )
     arm = shipped.arm("2-8")
     assert (arm.run.tasks, arm.run.preset, arm.run.method) == (PAPER_TASKS, "paper", "lora")

@@ -11,8 +11,8 @@ import pytest
 import tomli_w
 from msgspec.structs import replace
 
-import sapo_assets
-from sapo_desktop.cli import run_command_line as cli
+import sapo_lab
+from sapo_lab.__main__ import main as cli
 from sapo_lab.report.results import load_all
 from sapo_lab.report.saved_runs import FILE, legacy_scoring_note, save_runs, with_saved_runs
 from sapo_lab.schema import BadExperiment, Experiment, load_experiment, parse_experiment
@@ -53,7 +53,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the journals of both arms, seed 1."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "e.toml").write_text(tomli_w.dumps(tables()))
-    assert cli(["lab", "run", str(folder / "e.toml"), "--out", str(folder)]) == 0
+    assert cli(["run", str(folder / "e.toml"), "--out", str(folder)]) == 0
     return folder
 
 
@@ -64,7 +64,7 @@ def saved(ran: Path, to: Path) -> tuple[Experiment, list[Path]]:
 
 def test_a_report_without_its_journals_says_what_it_said_with_them(ran: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    report = ["lab", "report", str(ran / "e.toml"), "--to", str(tmp_path)]
+    report = ["report", str(ran / "e.toml"), "--to", str(tmp_path)]
     assert cli([*report, "--out", str(ran)]) == 0
     before = (tmp_path / "report.md").read_text()
     assert cli([*report, "--out", str(tmp_path / "nothing")]) == 0
@@ -151,7 +151,7 @@ OF_OTHER_CODE = {path.parent.name for path in DOCS.glob("*/*.toml")}
 
 @pytest.mark.parametrize("name", sorted({path.parent.name for path in DOCS.glob(f"*/{FILE}")} - OF_OTHER_CODE))
 def test_the_saved_runs_in_the_docs_are_those_of_the_experiments_that_ship(name: str) -> None:
-    experiment = load_experiment(sapo_assets.experiments()[EXPERIMENT_OF.get(name, name)])
+    experiment = load_experiment(sapo_lab.list_experiments()[EXPERIMENT_OF.get(name, name)])
     found = with_saved_runs(experiment, {}, DOCS / name)
     assert found
     assert all(run.finished and run.last is not None for runs in found.values() for run in runs)

@@ -187,7 +187,9 @@ async def test_slices_take_their_share_of_the_time_and_no_more(tmp_path: Path) -
         if isinstance(event, RoundFinished):
             learned += sum(event.seconds.values())
         if isinstance(event, BaseAsked) and event.round < config.rounds:
-            assert spent <= evaluation.BASE_SHARE * learned * 1.5, "it began while there was room; rounds cost more than phases"
+            assert spent <= evaluation.BASE_SHARE * learned * 1.5, (
+                "it began while there was room; rounds cost more than phases"
+            )
             spent += event.seconds
     assert [e.answered for e in seen if isinstance(e, BaseAsked)][-1] == 128
 

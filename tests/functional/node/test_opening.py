@@ -196,15 +196,15 @@ async def test_a_pause_asked_for_while_the_model_opens_stands_in_the_header(tmp_
             pause_seen.set()
         elif isinstance(event, Phase) and event.detail == "Loading fake":
             node.command("pause")
-        elif isinstance(event, Phase) and event.detail == "Loading fake: layer 1":
+        elif isinstance(event, Phase) and event.detail == "Layer 1 (loading fake)":
             node.command("resume")
 
     await follow(node, seen)
     opening = told.index((False, "Loading fake"), 1)
     assert told[opening + 1 : opening + 4] == [
         (True, "pauses once the model is open · Loading fake"),
-        (True, "pauses once the model is open · Loading fake: layer 1"),
-        (False, "Loading fake: layer 1"),
+        (True, "pauses once the model is open · Layer 1 (loading fake)"),
+        (False, "Layer 1 (loading fake)"),
     ]
     assert state.rounds == CONFIG.rounds
 

@@ -95,7 +95,7 @@ async def test_the_command_prints_an_invite_serves_and_stops_on_a_signal(tmp_pat
         (["--round-every-s", "x"], "round_every_s: that is no number. Allowed: number, more than 0."),
         (
             ["--share-fraction", "2"],
-            "share_fraction: expected `float` <= 1.0. Allowed: number, more than 0, at most 1.",
+            "share_fraction: that is too large. Allowed: number, more than 0, at most 1.",
         ),
         (["--name", "n" * 41], "length <= 40"),
         (["--tasks", "bf,basic_aritmetic"], "There is no task 'basic_aritmetic'. Did you mean 'basic_arithmetic'?"),

@@ -38,6 +38,7 @@ from sapo_swarm.events import (
     GreedyScore,
     GroupRecorded,
     LogLine,
+    Phase,
     RoundFinished,
     RunStarted,
     StateChanged,
@@ -340,3 +341,24 @@ def test_before_any_measurement_the_panel_tells_how_far_the_examples_are() -> No
         sentence="Examples: 9 of 12 right.",
     )
     assert held_out.held_out_panel(fold([run(), read]), 0.0, 50, 5, UNICODE).plain == "Examples: 9 of 12 right."
+
+
+def test_after_the_end_of_a_training_the_screen_says_what_to_do_with_the_model() -> None:
+    finished = "Finished: 26 of 28 set-aside rows right · space goes on"
+    at_rest = fold([run(rounds_planned=0), StateChanged(time=1.0, state="paused", sentence=finished, reason="done")])
+    assert "Next: 4, there t to chat, e to export" in panels.now_panel(at_rest, 2.0, 40, 8, UNICODE).plain
+    asked = fold([run(rounds_planned=0), StateChanged(time=1.0, state="paused", sentence="Paused", reason="person")])
+    assert "Next:" not in panels.now_panel(asked, 2.0, 40, 8, UNICODE).plain
+    silo = recording("silo", 4, 4)
+    done = [
+        msgspec.structs.replace(event, rounds_planned=4) if isinstance(event, RunStarted) else event for event in silo
+    ]
+    stopped = StateChanged(time=1e9, state="stopped", sentence="Stopped after round 4.")
+    assert fold([*done, stopped]).finished
+    assert not fold([*done[: len(done) // 2], stopped]).finished
+
+
+def test_what_the_opening_does_stands_under_its_progress() -> None:
+    opening = Phase(time=2.0, round=0, phase="open", fraction=0.01, eta_s=0.0, detail="Reading weights (loading me)")
+    starting = StateChanged(time=1.0, state="starting", sentence="Loading me")
+    assert "Reading weights (loading me)" in panels.now_panel(fold([starting, opening]), 2.0, 40, 8, UNICODE).plain

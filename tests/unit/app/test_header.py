@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from tests.unit.app.test_dashboard_text import fold, run
 
-from sapo_desktop.dashboard.look import UNICODE
+from sapo_desktop.dashboard.look import UNICODE, base_name
 from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.frame import header_line
 from sapo_swarm.events import Phase, StateChanged
@@ -36,6 +36,15 @@ def test_of_a_long_rule_the_beginning_stands_in_a_narrow_header() -> None:
     assert "▶ slower: you are using the computer, full" in line(fold([run(), working(f" · {long}"), GENERATING]), 80)
 
 
+def test_what_a_long_opening_does_is_not_cut_for_the_name_of_a_model() -> None:
+    """It takes a while, once; the name stands in many other places."""
+    loading = "Finding the faster precision, once (loading SmolLM2-135M-Instruct-Q4_1.gguf)"
+    starting = StateChanged(time=1.0, state="starting", sentence="Loading SmolLM2-135M-Instruct-Q4_1.gguf")
+    state = fold([starting, Phase(time=2.0, round=0, phase="open", fraction=0.01, eta_s=0.0, detail=loading)])
+    assert line(state, 80).endswith("… Finding the faster precision, once · 7 s")
+    assert f"… {loading} · 7 s" in line(state, 160)
+
+
 def test_the_log_says_when_a_rule_begins_and_ends_to_slow_a_node_at_work() -> None:
     state = fold([run(), working("")])
     before = len(state.log)
@@ -52,3 +61,14 @@ def test_a_header_with_wide_characters_has_width_cells(width: int) -> None:
         text = line(paused, width)
         assert cell_len(text) == width
         assert text.endswith(" · 7 s")
+
+
+def test_a_file_is_called_by_its_own_name() -> None:
+    """The start of a long path fills a line, and says nothing of the model."""
+    assert base_name("/home/me/models/SmolLM2-135M.gguf") == base_name("~/SmolLM2-135M.gguf") == "SmolLM2-135M.gguf"
+    assert [base_name(model) for model in ("starter", "owner/name", "qwen:0.5b", "/")] == [
+        "starter",
+        "owner/name",
+        "qwen:0.5b",
+        "/",
+    ]

@@ -72,7 +72,7 @@ def test_every_dependency_is_locked_to_a_version_that_it_allows(
 def test_every_locked_package_has_its_hashes(lock: ModuleType, made: tuple[Path, tuple[str, ...], list[str]]) -> None:
     """pip refuses the whole file otherwise, and a package that nobody hashed could be replaced."""
     text = made[0].read_text("utf-8")
-    assert len(lock.blocks(text)) > 40
+    assert len(lock.blocks(text)) > 30
     assert [block for block in lock.blocks(text) if not HASHES.search(block)] == []
     assert "--" not in HASHES.sub("", text), "no options"
 

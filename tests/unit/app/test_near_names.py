@@ -42,7 +42,7 @@ def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]
     [
         (["node", "--temprature", "1"], "There is no flag '--temprature'. Did you mean '--temperature'?"),
         (["node", "--round", "3"], "There is no flag '--round'. Did you mean '--rounds'?"),
-        (["lab", "run", "friends", "--jbs=2"], "There is no flag '--jbs'. Did you mean '--jobs'?"),
+        (["tasks", "new", "a.csv", "--nme=2"], "There is no flag '--nme'. Did you mean '--name'?"),
         (["--liner"], "There is no flag '--liner'. Did you mean '--linear'?"),
         (["paths", "too", "much"], "usage: sapo-desktop paths"),
     ],

@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.support.manual import render_manual
 
 from sapo_desktop import cli, settings
 from sapo_desktop.cli import VERBS, build_parser
 from sapo_desktop.dashboard.look import choose_glyphs
 from sapo_desktop.errors import UsageError
-from sapo_desktop.manual import render_manual
 from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.live_limits import LiveLimits
-from sapo_swarm.config import RENAMED, RunConfig
+from sapo_lab.schema import ArmConditions
+from sapo_swarm.config import MOST_ROUNDS, RENAMED, RunConfig, settings_of_today
+from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node.governor.rules import ResourceLimits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,7 +127,7 @@ def test_every_choice_of_glyphs_is_one_that_the_dashboard_knows() -> None:
 
 
 def test_the_manual_in_the_docs_is_the_one_the_code_makes() -> None:
-    """Mend it with: python -m sapo_desktop.manual > docs/manual.md"""
+    """Mend it with: python -m tests.support.manual > docs/manual.md"""
     assert (ROOT / "docs" / "manual.md").read_text("utf-8") == render_manual()
 
 
@@ -155,6 +159,27 @@ def test_a_renamed_key_is_found_however_it_is_written_and_the_name_of_today_wins
     assert "own_groups" not in path.read_text()
 
 
+def test_a_removed_key_leaves_the_file_with_one_sentence_and_the_rest_of_the_file_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("# mine\n[limits]\nnice = 7  # low\nslow_fan_rpm = 3000.0\npause_lid_closed = true\n")
+    assert settings.load_settings(path).limits == ResourceLimits(nice=7)
+    assert path.read_text() == "# mine\n[limits]\nnice = 7  # low\n"
+    assert "there is no limits.pause_lid_closed any more, there is no limits.slow_fan_rpm any more" in caplog.text
+    path.write_text("[node]\nmetrics_port = 9464\n[limits]\nnice = 7  # low\n")
+    assert settings.load_settings(path).limits == ResourceLimits(nice=7)
+    assert path.read_text() == "[limits]\nnice = 7  # low\n"
+    path.write_text("limits = {slow_fan_rpm = 3000.0, nice = 7}\n")
+    assert settings.load_settings(path).limits == ResourceLimits(nice=7)
+    assert settings.read_tables(path) == {"limits": {"nice": 7}}
+
+
+def test_no_removed_key_is_a_setting_of_today() -> None:
+    removed = {f"{section}.{name}" for section, names in settings._REMOVED.items() for name in names}
+    assert not removed & {field.key for field in settings.setting_fields()}
+
+
 def test_a_renamed_key_counts_where_the_file_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +192,7 @@ def test_a_renamed_key_counts_where_the_file_cannot_be_written(
     monkeypatch.setattr(os, "fsync", full)
     assert settings.load_settings(path).run.local_groups == 4
     assert path.read_text() == "[run]\nown_groups = 4\n"
-    assert "still has the old name" in caplog.text
+    assert "still has the old keys" in caplog.text
 
 
 def test_every_renamed_setting_has_a_name_of_today() -> None:
@@ -215,3 +240,26 @@ def test_names_that_a_registry_has_are_chosen_and_not_typed(tmp_path: Path) -> N
     assert "maxrl" in choices["run.algorithm"]
     assert "library" in choices["run.preset"]
     assert "novelty" in choices["run.sampling"]
+
+
+@pytest.mark.parametrize(
+    "schema", [RunConfig, ResourceLimits, settings.NodeSettings, CoordinatorSettings, ArmConditions]
+)
+def test_every_whole_number_has_bounds(schema: type[msgspec.Struct]) -> None:
+    """Else it is stored as it was typed, and nothing can count so far."""
+    numbers = [field for field in settings.schema_fields(schema) if field.kind.startswith("whole number")]
+    assert numbers
+    assert [field.key for field in numbers if not re.search(r", [\d,]+ to [\d,]+\Z", field.kind)] == []
+
+
+@pytest.mark.parametrize("key", ["rounds", "eval_every", "checkpoint_every", "keep_groups", "keep_checkpoints", "seed"])
+def test_a_number_beyond_all_reason_is_refused_with_its_bounds(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"^run\.{key}: that is too large\. Allowed: whole number, \d to [\d,]+\.$"):
+        settings.config_with_setting(RunConfig(), f"run.{key}", "99999999999999999999")
+
+
+def test_a_stored_number_from_before_there_was_a_bound_becomes_the_bound() -> None:
+    stored = {**msgspec.to_builtins(RunConfig()), "rounds": 10**12, "keep_groups": 10**20, "keep_checkpoints": 10**20}
+    config = msgspec.convert(settings_of_today(stored), RunConfig)
+    assert (config.rounds, config.keep_groups, config.keep_checkpoints) == (MOST_ROUNDS, MOST_ROUNDS, 1_000_000)
+    assert config.seed == RunConfig().seed

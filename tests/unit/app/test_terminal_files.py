@@ -16,7 +16,7 @@ from sapo_desktop.services import terminal_files
 
 @pytest.fixture(scope="module")
 def flags() -> dict[str, set[str]]:
-    """Of every verb, such as "lab run", its long flags that are shown."""
+    """Of every verb, its long flags that are shown."""
     return {
         name: {flag for action in verb._actions if action.help != argparse.SUPPRESS for flag in action.option_strings}
         for name, _, verb in terminal_files.walk_verbs(cli.build_parser())
@@ -56,15 +56,12 @@ def completed(file: Path, *words: str) -> set[str]:
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash")
 def test_bash_completes_verbs_flags_and_their_values(written: dict[str, Path], flags: dict[str, set[str]]) -> None:
-    """Verbs of verbs too: `lab run --de` had nothing."""
     bash = written["bash"]
     assert completed(bash, "sapo-desktop", "") == set(cli.VERBS)
     assert completed(bash, "sapo-desktop", "serv") == {"service", "serve", "serve-model"}
     assert completed(bash, "sapo-desktop", "--linear", "mo") == {"models"}
     assert completed(bash, "sapo-desktop", "service", "un") == {"uninstall"}
     assert completed(bash, "sapo-desktop", "service", "--preset", "") == {"eco", "balanced", "full"}
-    assert completed(bash, "sapo-desktop", "lab", "") == {"run", "report", "list"}
-    assert completed(bash, "sapo-desktop", "lab", "run", "--de") == {"--device"}
     assert completed(bash, "sapo-desktop", "export", "--to", "") >= {"bash", "zsh"}, "files"
     for verb, named in flags.items():
         long = {flag for flag in named if flag.startswith("--")}

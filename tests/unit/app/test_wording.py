@@ -12,6 +12,7 @@ import pytest
 from tests.support.declared import judge
 from tests.support.own_tasks import task_of
 
+from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal.columns import best_verifier, date_form, lookalike_answer
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task
 from sapo_desktop.services.tasks.proposal.wording import SYSTEM, plural_noun
@@ -132,6 +133,31 @@ def test_the_words_of_the_columns_are_those_of_the_question(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize("name", ["about", "assigned_to", "Belongs To", "correct", "thema", "next_up", "lbl"])
+def test_a_column_whose_name_is_no_noun_is_called_as_a_field_is(tmp_path: Path, name: str) -> None:
+    """Nobody says: choose the about for this message."""
+    label = name.replace("_", " ").lower()
+    prompt = of(tmp_path, ("message", name), messages()).task.spec.prompt
+    assert prompt == (
+        f'Fill in "{label}" for this message with one of these: billing, cancel, delivery, technical.\n\n'
+        "Message: {message}\n\n"
+        "Reply with the answer only."
+    )
+
+
+def test_a_name_that_is_no_noun_reads_well_whatever_the_answers_are(tmp_path: Path) -> None:
+    def asked(pairs: Pairs, question: str = "note") -> str:
+        return of(tmp_path, (question, "sent_over"), pairs).task.spec.prompt
+
+    assert asked(lengths()).startswith('Fill in "sent over" for this note.\n\nNote: {')
+    assert asked(appointments()).endswith("Reply only with the answer, in the form YYYY-MM-DD.")
+    assert asked(baskets()).startswith('Fill in "sent over" for this note.')
+    assert asked(baskets()).endswith("Reply only with the items, separated by commas, in the right order.")
+    assert asked(names()).startswith('Rewrite this note. The result is called "sent over".')
+    assert asked(messages(), "received").startswith('Fill in "sent over" for this text with one of these: ')
+    assert "\n\nReceived: {received}\n\n" in asked(messages(), "received")
+
+
 def test_a_number_with_a_unit_is_asked_for_in_its_form_and_compared_as_one(tmp_path: Path) -> None:
     found = of(tmp_path, ("note", "distance"), lengths())
     example = found.task.spec.prompt.rpartition("for example ")[2].rstrip(".")
@@ -245,3 +271,15 @@ def test_a_made_up_example_is_no_answer_of_the_file() -> None:
     for answers in ([f"{n} km" for n in range(100)], ["1", "2", "3"], ["0.5", "0.25"], ["1,250 €", "17 €"]):
         assert lookalike_answer(answers) not in answers
         assert best_verifier([*answers, lookalike_answer(answers)])[0] == best_verifier(answers)[0]
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_of_a_file_whose_lines_are_broken_the_first_one_is_named_with_its_cause(tmp_path: Path, good: int) -> None:
+    """Whatever else is said: what is missing stands in the lines that could not be read."""
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"question": "a", "answer": "b"}\n' * good + '{"question" "a"}\n' * 3)
+    with pytest.raises(UsageError, match=r"^broken.jsonl holds (no usable row|one question)") as refused:
+        draft_task(path, ImportOptions(base=REAL))
+    assert str(refused.value).endswith(
+        f" Row {good + 1}: this line is not valid JSON: character 13, expecting ':' delimiter. 2 more cannot be read either."
+    )

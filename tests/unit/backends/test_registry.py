@@ -35,17 +35,17 @@ def test_a_missing_package_is_named_with_its_remedy(package: str, engine: str, r
 @pytest.mark.parametrize(
     ("prefix", "command"),
     [
-        ("/home/ada/sapo/.venv", "pip install mcp 'redis[hiredis]'"),
-        ("/usr", "pip install mcp 'redis[hiredis]'"),
-        ("/home/ada/.local/share/pipx/venvs/sapo-desktop", "pipx inject sapo-desktop mcp 'redis[hiredis]'"),
+        ("/home/ada/sapo/.venv", "pip install zeroconf 'redis[hiredis]'"),
+        ("/usr", "pip install zeroconf 'redis[hiredis]'"),
+        ("/home/ada/.local/share/pipx/venvs/sapo-desktop", "pipx inject sapo-desktop zeroconf 'redis[hiredis]'"),
         (
             "/home/ada/.local/share/uv/tools/sapo-desktop",
-            "uv pip install --python \"$(uv tool dir)/sapo-desktop\" mcp 'redis[hiredis]'",
+            "uv pip install --python \"$(uv tool dir)/sapo-desktop\" zeroconf 'redis[hiredis]'",
         ),
     ],
 )
 def test_a_hint_installs_into_the_environment_that_runs_and_names_no_home(prefix: str, command: str) -> None:
-    said = install_command("mcp", "redis[hiredis]", prefix=prefix)
+    said = install_command("zeroconf", "redis[hiredis]", prefix=prefix)
     assert said.endswith(command)
     assert "ada" not in said
 
@@ -68,7 +68,7 @@ def test_a_hint_names_pytorchs_index_where_pypis_torch_is_not_the_build_for_the_
     monkeypatch.setattr(packages, "has_nvidia", lambda: nvidia)
     first = f"pip install torch --index-url https://download.pytorch.org/whl/{build} && pip install peft"
     assert install_command("torch", "peft", prefix="/usr") == (first if build else "pip install torch peft")
-    assert install_command("mcp", prefix="/usr") == "pip install mcp"
+    assert install_command("zeroconf", prefix="/usr") == "pip install zeroconf"
 
 
 @pytest.mark.parametrize(("receipt", "begins"), [("uv-receipt.toml", "uv pip install"), ("pipx_metadata.json", "pipx")])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-import sapo_assets
+import sapo_lab
 from sapo_lab.schema import load_experiment
 from sapo_swarm.scoring.verify import raw_score
 from sapo_swarm.tasks.questions import NoSuchQuestion, generate_entry
@@ -40,7 +40,7 @@ def best_constant(task: str, preset: str, questions: int = 300) -> float:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_experiments_without_a_shortcut_use_these_tasks(name: str) -> None:
-    experiment = load_experiment(sapo_assets.experiments()[name])
+    experiment = load_experiment(sapo_lab.list_experiments()[name])
     assert {arm.run.tasks for arm in experiment.arms} == {SIX}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import sapo_assets
+import sapo_lab
 from sapo_lab.report.table import is_plain
 from sapo_lab.schema import ArmConditions, BadExperiment, load_experiment, parse_experiment
 from sapo_swarm.config import RunConfig
@@ -14,9 +14,9 @@ from sapo_swarm.config import RunConfig
 SMALL = {"name": "e", "run": {"rounds": 3}, "arms": [{"name": "a"}]}
 
 
-@pytest.mark.parametrize("name", sorted(sapo_assets.experiments()))
+@pytest.mark.parametrize("name", sorted(sapo_lab.list_experiments()))
 def test_every_experiment_that_ships_is_valid_and_asks_a_question(name: str) -> None:
-    experiment = load_experiment(sapo_assets.experiments()[name])
+    experiment = load_experiment(sapo_lab.list_experiments()[name])
     assert experiment.name == name
     assert experiment.question.endswith("?")
     assert all(arm.run.learning_rate for arm in experiment.arms), "it stays what it was when the app's default changes"

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sapo_lab.report.joint import comparison_count, joint_columns, joint_gain, joint_rows
+from sapo_lab.report.joint import comparison_count, joint_columns, joint_difference, joint_gain, joint_rows
 from sapo_lab.report.results import Floats, HeldOut, RunResult
 from sapo_lab.schema import parse_experiment
 from sapo_swarm.evaluation import ConfidenceInterval
@@ -62,6 +62,21 @@ def test_tasks_weigh_alike_however_many_questions_they_have() -> None:
     assert joint_gain(mine, theirs).value == pytest.approx(1.0)
 
 
+def test_a_gain_that_rests_on_one_task_of_six_is_no_gain_for_tasks_in_general() -> None:
+    rng = np.random.default_rng(3)
+    theirs = {s: {f"t{task}": np.repeat([0.0, 1.0], 50) for task in range(6)} for s in range(6)}
+    mine = {s: {**tasks, "t0": np.ones(100)} for s, tasks in theirs.items()}
+    assert joint_gain(mine, theirs).low > 0
+    found = joint_difference(mine, theirs)
+    assert found.value == pytest.approx(0.5 / 6)
+    assert found.low == 0.0
+    on_all = {
+        s: {task: np.maximum(v, rng.random(100) < 0.5) for task, v in tasks.items()} for s, tasks in theirs.items()
+    }
+    assert joint_difference(on_all, theirs).low > 0.15
+    assert math.isnan(joint_difference({1: mine[1]}, {1: theirs[1]}).low)
+
+
 def test_one_seed_has_a_gain_and_no_interval_and_no_seed_nothing() -> None:
     one = {3: {"t": np.array([1.0, 0.0])}}
     found = joint_gain(one, one)
@@ -79,8 +94,8 @@ def test_a_line_has_both_arms_their_costs_and_the_seeds_that_both_have() -> None
         "b": [run("b", 1, {})],
     }
     (line,) = joint_rows(EXPERIMENT, found)
-    assert line[:5] == ("A", "silo", "1, 2", "100.00 % : 50.00 %", "+100.0 %")
-    assert line[7:] == ("2 : 2", "12 : 2", "30 : 30", "5.0 : 5.0")
+    assert line[:6] == ("A", "silo", "1", "1, 2", "100.00 % : 50.00 %", "+100.0 %")
+    assert line[9:] == ("2 : 2", "12 : 2", "30 : 30", "5.0 : 5.0")
     assert comparison_count(EXPERIMENT) == 2
     assert "corrected for 2 comparisons" in joint_columns(EXPERIMENT)
     assert comparison_count(msgspec.structs.replace(EXPERIMENT, comparisons=5)) == 5

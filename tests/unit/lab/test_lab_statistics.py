@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sapo_assets
+import sapo_lab
 from sapo_lab.report.statistics import mean_interval, nonzero_advantage_share, paired_gain
 from sapo_lab.running.held_out import assign_items, registered_items
 from sapo_lab.running.judge import better_from, holm_correction, sign_flip
@@ -90,7 +90,7 @@ def test_every_item_is_answered_by_so_many_nodes() -> None:
 
 
 def test_the_questions_of_an_end_are_those_that_were_registered() -> None:
-    experiment = load_experiment(sapo_assets.experiments()["decomposition"])
+    experiment = load_experiment(sapo_lab.list_experiments()["decomposition"])
     arm = experiment.arm("silo")
     items = registered_items(experiment, arm)
     assert len(items) == len(arm.run.tasks) * experiment.final_items

@@ -62,12 +62,9 @@ def test_thermal_pressure_eases_then_slows_then_pauses_and_lets_go_two_levels_lo
 THRESHOLDS = {  # rule -> limits, a reading past its line, one between its two lines, one well on the other side
     "memory": (ResourceLimits(min_free_memory=1), "free_memory", GB // 2, int(1.2 * GB), 8 * GB),
     "disk": (ResourceLimits(min_free_disk=1), "free_disk", GB // 2, int(1.2 * GB), 8 * GB),
-    "memory_wait": (ResourceLimits(slow_memory_wait=10), "memory_wait", 12.0, 7.0, 1.0),
     "heat": (ResourceLimits(slow_celsius=80), "celsius", 81.0, 75.0, 60.0),
     "thermal_pressure": (ResourceLimits(slow_thermal_pressure=2), "thermal_pressure", 2, 1, 0),
-    "fan": (ResourceLimits(slow_fan_rpm=3000), "fan_rpm", 3100.0, 2700.0, 1000.0),
     "person_active": (ResourceLimits(slow_when_active=True), "idle_s", 1.0, 200.0, 1000.0),
-    "other_load": (ResourceLimits(slow_other_load=40), "other_load", 50.0, 35.0, 5.0),
     "charge": (
         ResourceLimits(pause_on_battery=False, slow_on_battery=False, min_charge=30),
         "charge",
@@ -76,7 +73,7 @@ THRESHOLDS = {  # rule -> limits, a reading past its line, one between its two l
         90.0,
     ),
 }
-SWITCHES = {"battery": "on_battery", "lid": "lid_closed", "metered": "metered", "schedule": "week_minute"}
+SWITCHES = {"battery": "on_battery", "schedule": "week_minute"}
 """Rules over something that is so or not: they have a dwell and no second line."""
 
 
@@ -164,16 +161,6 @@ def test_a_touch_holds_until_the_person_was_away_for_a_while() -> None:
     assert levels(after(ResourceLimits(), (0, MachineReadings(idle_s=0.0)))) == {}
 
 
-def test_other_programs_get_room_where_that_is_asked_for() -> None:
-    limits = ResourceLimits(slow_other_load=40)
-    state = after(limits, (0, MachineReadings(other_load=55)))
-    assert levels(state) == {"other_load": ThrottleLevel.SLOW}
-    assert levels(advance_rules(state, limits, MachineReadings(other_load=35), 60)) == {
-        "other_load": ThrottleLevel.SLOW
-    }
-    assert levels(advance_rules(state, limits, MachineReadings(other_load=20), 60)) == {}
-
-
 def maybe(values: st.SearchStrategy[float]) -> st.SearchStrategy[float | None]:
     return st.none() | values
 
@@ -187,11 +174,6 @@ READINGS = st.builds(
     idle_s=maybe(st.floats(0, 1000)),
     week_minute=st.none() | st.integers(0, 7 * 24 * 60 - 1),
     charge=maybe(st.floats(0, 100)),
-    other_load=maybe(st.floats(0, 100)),
-    fan_rpm=maybe(st.floats(0, 6000)),
-    memory_wait=maybe(st.floats(0, 100)),
-    lid_closed=st.none() | st.booleans(),
-    metered=st.none() | st.booleans(),
     thermal_pressure=st.none() | st.integers(0, 4),
 )
 LIMITS = st.builds(
@@ -201,12 +183,7 @@ LIMITS = st.builds(
     min_charge=st.floats(0, 100),
     slow_celsius=st.floats(0, 120),
     max_celsius=st.floats(0, 120),
-    slow_other_load=st.floats(0, 100),
-    slow_fan_rpm=st.floats(0, 6000),
-    slow_memory_wait=st.floats(0, 100),
     slow_thermal_pressure=st.integers(0, 4),
-    pause_lid_closed=st.booleans(),
-    pause_on_metered=st.booleans(),
     min_free_memory=st.floats(0, 3),
     min_free_disk=st.floats(0, 1.5),
     schedule=st.sampled_from(["", "22:00-07:00", "sat-sun"]),
@@ -215,7 +192,7 @@ LIMITS = st.builds(
     away_minutes=st.floats(1, 10),
 )
 WALK = st.lists(st.tuples(st.floats(0.1, 60), READINGS), min_size=1, max_size=40)
-HEALTHY = MachineReadings(False, 0.0, 64 * GB, 64 * GB, 1e6, None, 100.0, 0.0, 0.0, 0.0, False, False, 0)
+HEALTHY = MachineReadings(False, 0.0, 64 * GB, 64 * GB, 1e6, None, 100.0, 0)
 
 
 @given(LIMITS, WALK)
@@ -276,8 +253,7 @@ def test_limits_that_are_off_and_sensors_that_are_not_there_never_hold(
         max_celsius=0,
         min_free_memory=0,
         min_free_disk=0,
-        slow_memory_wait=0,
         slow_thermal_pressure=0,
     )
     assert after(off, *[(clock, now) for clock, (_, now) in enumerate(walk)]).holds == ()
-    assert after(ResourceLimits(pause_when_active=True, slow_other_load=1), (0, MachineReadings())).holds == ()
+    assert after(ResourceLimits(pause_when_active=True), (0, MachineReadings())).holds == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import threading
 from pathlib import Path
@@ -11,10 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sapo_backends.base import LoadRequest
 from sapo_backends.errors import CancelToken
-from sapo_backends.fake import FakeEngine
-from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Vitals
 from sapo_swarm.node.governor import ticker
 from sapo_swarm.node.governor.machine import MachineMonitor
@@ -24,7 +20,6 @@ from sapo_swarm.node.governor.rules import (
     GovernorState,
     ResourceLimits,
     ThrottleLevel,
-    advance_rules,
 )
 from sapo_swarm.node.governor.run_control import (
     RunControl,
@@ -38,7 +33,6 @@ from sapo_swarm.node.governor.sensors import MachineReadings
 from sapo_swarm.node.governor.ticker import SleepInhibitor, inhibitor_command, should_keep_awake, windows_class
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.round_context import NodeActivity
-from sapo_swarm.node.setup import NodeSetup
 
 BATTERY = GovernorHold("battery", "on battery", "once plugged in", 0.0)
 SLOWER = GovernorHold("battery", "on battery", "once plugged in", 0.0, ThrottleLevel.SLOW)
@@ -71,7 +65,6 @@ def test_a_preset_sets_nothing_but_switches_that_exist(name: str) -> None:
         "schedule",
         "min_free_disk",
         "max_memory",
-        "max_network_mb_a_day",
         "keep_awake",
     }
     assert (chosen == ResourceLimits()) == (name == "balanced")
@@ -81,19 +74,6 @@ def test_a_machine_is_read_without_a_surprise(tmp_path: Path) -> None:
     now = MachineMonitor(tmp_path, tmp_path).readings(idle=True)
     assert (now.on_battery, now.charge) == (None, None)
     assert now.free_memory
-    assert now.other_load is not None
-    assert 0 <= now.other_load <= 100
-
-
-def test_a_metered_network_concerns_only_a_node_in_a_swarm(tmp_path: Path) -> None:
-    limits = ResourceLimits(pause_on_metered=True)
-    alone = NodeSetup(RunConfig(), "id", tmp_path, lambda _: FakeEngine(LoadRequest("fake")), lambda: limits)
-    assert not alone.allowed().pause_on_metered
-    assert dataclasses.replace(alone, swarm="a" * 16).allowed() == limits
-    state = advance_rules(GovernorState(), limits, MachineReadings(metered=True), 0.0)
-    assert [hold.sentence for hold in state.holds] == [
-        "Paused: the network is metered · goes on once it is another network · r runs anyway for 1 h"
-    ]
 
 
 def test_the_machine_is_kept_awake_by_a_process_that_ends_with_the_wish() -> None:
@@ -133,7 +113,7 @@ async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to
     threads, beats = list[threading.Thread](), iter(range(100))
 
     class Flaky(MachineMonitor):
-        def readings(self, idle: bool = False, metered: bool = False) -> MachineReadings:
+        def readings(self, idle: bool = False) -> MachineReadings:
             if next(beats) < 2:
                 raise OSError(24, "Too many open files")
             return MachineReadings(on_battery=True)

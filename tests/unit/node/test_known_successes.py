@@ -118,7 +118,16 @@ def test_the_announcement_says_where_the_texts_come_from() -> None:
     )
     assert sources_in_words({"own": 1}) == "1 example: 1 earlier answer of this model, all checked here."
     assert sources_in_words({"task": 64}) == "64 examples: 64 questions with the task's own answers."
-    assert sources_in_words({}) == ""
+    assert sources_in_words({}) == sources_in_words({}, 16) == ""
+
+
+def test_the_announcement_says_where_the_other_rows_to_train_on_went() -> None:
+    """119 rows to train on and 103 examples: the 16 between them are named."""
+    assert (
+        sources_in_words({"table": 103}, 16)
+        == "103 examples: 103 rows of your tables. 16 more are set aside, to see whether examples help."
+    )
+    assert sources_in_words({"table": 5}, 1).endswith(" 1 more is set aside, to see whether examples help.")
 
 
 def test_a_right_answer_of_who_contributes_is_kept_and_a_disk_that_refuses_is_told_of(tmp_path: Path) -> None:

@@ -84,6 +84,24 @@ def test_a_line_of_jsonl_that_is_none_is_a_sentence_with_its_number() -> None:
     assert table.numbers == [1, 6]
 
 
+def test_what_is_wrong_with_a_line_of_jsonl_stands_behind_its_number(tmp_path: Path) -> None:
+    """Its row is its line; the character is counted in that line."""
+    assert read_jsonl('{"a": 1}\n{"a" 2}\nx\n').problems == [
+        "Row 2: this line is not valid JSON: character 6, expecting ':' delimiter.",
+        "Row 3: this line is not valid JSON: character 1, expecting value.",
+    ]
+    with pytest.raises(BadTask, match=r"^It begins with \[ but is no JSON list: line 2, character 6, expecting ':'"):
+        read_jsonl('[{"a": 1},\n{"a" 2}]')
+
+
+@pytest.mark.parametrize("name", ["my.csv", "my.tsv", "my.jsonl", "my.json"])
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"\xef\xbb\xbf"])
+def test_of_a_file_without_content_it_is_said_that_it_is_empty(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadTask, match=rf"^{name} is empty\. It needs a row for each question"):
+        read_table(tmp_path / name)
+
+
 def test_deep_json_is_a_sentence_and_no_crash() -> None:
     assert "nested too deep" in read_jsonl('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}").problems[0]
 

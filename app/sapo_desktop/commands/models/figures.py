@@ -10,21 +10,20 @@ from sapo_desktop import umask
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, typed_target
 from sapo_desktop.services.models import recording
-from sapo_desktop.services.models.figures import FORMATS, FigureJob, figure_rows, write_figures
-from sapo_desktop.services.models.figures.rows import KINDS
+from sapo_desktop.services.models.figures import FORMATS, KINDS, FigureJob, figure_rows, write_figures
 from sapo_desktop.streams import print_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that only this action has."""
-    formats = "; ".join(f"{name}: {writer.what}" for name, writer in FORMATS.items())
+    formats = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
     parser.add_argument("--format", choices=list(FORMATS), default="csv", help=f"figures: {formats} (default: csv)")
-    parser.add_argument("-o", "--output", type=Path, metavar="PATH", help="figures: the file or folder to write")
+    parser.add_argument("-o", "--output", type=Path, metavar="PATH", help="figures: the file to write")
     parser.add_argument("--force", action="store_true", help="figures: in the place of what lies there")
 
 
 def export_figures(home: Home, args: argparse.Namespace) -> int:
-    """Write the metrics; the exit code. Raises UsageError, EngineMissing, AppError, JournalError."""
+    """Write the figures; the exit code. Raises UsageError, AppError, JournalError."""
     if args.output is None:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
     umask.as_in_the_shell()

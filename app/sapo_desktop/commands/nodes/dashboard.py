@@ -105,11 +105,19 @@ def _tell(home: Home) -> str | None:
             if answers[0] is None:
                 print_line("Nothing was started. The questions come again: sapo-desktop --linear")
                 return None
-        feed = _feed(home)
-        verb = functools.partial(_verb, home)
-        return await LinearSession(
-            feed, typed, print_line, verb, lambda: _start(home, answers.pop() if answers else None)
-        ).run()
+
+        async def start() -> None:
+            """Start or find the node; once the last model was deleted, ask what the next one shall be."""
+            given = answers.pop() if answers else None
+            if given is None and began and not any(home.models.glob("*/model.json")):
+                given = await FirstRunQuestions(typed, print_line).ask(questions.detect_choices())
+                if given is None:
+                    return print_line("Nothing was started.")
+            began.append(True)
+            await _start(home, given)
+
+        began: list[bool] = []
+        return await LinearSession(_feed(home), typed, print_line, functools.partial(_verb, home), start).run()
 
     try:
         return asyncio.run(session())

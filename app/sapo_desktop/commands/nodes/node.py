@@ -9,7 +9,6 @@ import functools
 import signal
 import sys
 from collections import deque
-from socket import socket
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +22,6 @@ from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.adopt import migrate_runs
-from sapo_desktop.services.nodes import metrics
 from sapo_desktop.services.nodes.logs import node_logging
 from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_desktop.services.nodes.supervisor import NodeLock
@@ -34,7 +32,6 @@ from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished, RunStarted, Vitals
 from sapo_swarm.node.governor import ticker
-from sapo_swarm.node.governor.rules import DataCap
 from sapo_swarm.node.governor.ticker import step_back
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.tasks.catalogue import NoSuchTask
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 
 
 EVERYDAY = (
-    *("silo", "join", "json", "quiet", "metrics"),
+    *("silo", "join", "json", "quiet"),
     *("tasks", "preset", "examples", "rounds", "eval-every", "seed", "threads", "max-new-tokens", "learning-rate"),
 )
 """Flags that --help explains; --help-all explains all of them."""
@@ -71,12 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
         help="stay paused if it had finished before; the dashboard's start uses this",
     )
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
-    parser.add_argument(
-        "--metrics",
-        type=int,
-        metavar="PORT",
-        help="serve metrics for Prometheus at this port of 127.0.0.1; 0: any that is free (default: node.metrics_port)",
-    )
     flags.add_run_flags(parser)
     if isinstance(parser, VerbParser):
         parser.shorten_help(*EVERYDAY)
@@ -106,9 +97,6 @@ def main(args: argparse.Namespace) -> int:
     room = memory_plan.node_memory_bytes(chosen.limits)
     _tell_what_it_needs(home, config, reporter, room, trained=model is not None and model.trained)
     with NodeLock(home.lock), contextlib.ExitStack() as until_the_end:
-        bound = until_the_end.enter_context(
-            metrics.metrics_socket(args.metrics, chosen.node.metrics_port, reporter.say)
-        )
         typed_invite = invite if args.join not in ("", "saved") else None
         if typed_invite is not None:
             asyncio.run(membership.request_admission(home, typed_invite, chosen.person.name, config.model))
@@ -125,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
         setup.judge, setup.trial = judge, on_trial.name if on_trial else ""
         step_back(chosen.limits.nice)
         node_logging(home.node_log)
-        return asyncio.run(_work(home, setup, session, reporter, invite, chosen, bound))
+        return asyncio.run(_work(home, setup, session, reporter, invite, chosen))
 
 
 def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -> RunConfig:
@@ -214,13 +202,11 @@ async def _work(
     reporter: ConsoleReporter,
     invite: Invite | None,
     chosen: settings.Settings,
-    bound: socket | None,
 ) -> int:
     if invite is not None:
         who = await asyncio.to_thread(membership.load_identity, home)
-        cap = DataCap(home.network, setup.limits)
         setup.exchange, sentences = await membership.join_swarm(
-            invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite, cap.count
+            invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite
         )
         running_trial = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
         if running_trial and not setup.trial:  # the host has made the swarm open
@@ -230,12 +216,10 @@ async def _work(
         if setup.trial:
             reporter.say(trial.RULES)
         setup.notes = tuple(sentences[1:])
-    return await _serve(home, setup, session, reporter, bound)
+    return await _serve(home, setup, session, reporter)
 
 
-async def _serve(
-    home: Home, setup: NodeSetup, session: training.TrainingSession, reporter: ConsoleReporter, bound: socket | None
-) -> int:
+async def _serve(home: Home, setup: NodeSetup, session: training.TrainingSession, reporter: ConsoleReporter) -> int:
     from sapo_swarm.node.control_server import ControlServer
     from sapo_swarm.node.loop import Node
 
@@ -252,7 +236,6 @@ async def _serve(
     durations: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
     async with (
         ControlServer(node, home.socket),
-        metrics.serve_metrics(node, bound),
         node.bus.subscribe(node.journal.last_seq) as (_, queue),
     ):
 

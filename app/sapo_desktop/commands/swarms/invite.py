@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms import hosting, invite_text
+from sapo_desktop.services.swarms import hosting
 from sapo_swarm.coordinator.admin_client import InviteView
 from sapo_swarm.coordinator.records import INVITE_EXPIRED, INVITE_REVOKED
 from sapo_swarm.loopback import is_loopback
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--label", default="", help="what you call it: who is it for?")
     parser.add_argument("--uses", type=int, default=10, help="nodes that it admits (default: 10; 0: any number)")
     parser.add_argument("--hours", type=float, default=168.0, help="its life (default: 168, a week; 0: for ever)")
-    parser.add_argument("--qr", action=argparse.BooleanOptionalAction, default=None, help="show it as a QR code too")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -51,18 +49,14 @@ async def _invite(args: argparse.Namespace) -> int:
             out = await admin.revoke(view.hash)
             print(f"Revoked {_name(view)}. Nodes that are out with it: {', '.join(out) or 'none'}.")
         else:
-            invites = await admin.new_invite(args.label, args.hours, args.uses)
-            _show(invites, sys.stdout.isatty() if args.qr is None else args.qr)
+            _show(await admin.new_invite(args.label, args.hours, args.uses))
     return 0
 
 
-def _show(invites: Sequence[Invite], code: bool) -> None:
-    """Print the invite lines to send, and the QR code of the first one that others can reach."""
-    ordered = sorted(invites, key=lambda invite: is_loopback(invite.host))
-    for invite in ordered:
+def _show(invites: Sequence[Invite]) -> None:
+    """Print the invite lines to send, those that others can reach first."""
+    for invite in sorted(invites, key=lambda invite: is_loopback(invite.host)):
         print(f"{invite}{'   (this machine only)' if is_loopback(invite.host) else ''}")
-    if code:
-        print(invite_text.for_terminal(str(ordered[0])))
 
 
 def select_invite(views: Sequence[InviteView], which: str) -> InviteView:

@@ -60,9 +60,11 @@ class DashboardScreen(ChartKeys, BaseScreen):
         yield Panel(newest_group_text, self.glyphs, "Newest question and attempts", id="newest")
 
     def own_keys(self, state: DashboardState) -> list[Key]:
-        """Pause, snooze, expand, window, screens, palette."""
+        """Pause, snooze, expand, window, screens, palette; once the training has finished, what to do with the model."""
+        models: Key = ("4", "chat, export", "app.switch_mode('models')")
         return [
-            *self.pause_keys(state, snooze=True),
+            *self.pause_keys(state, snooze=not state.finished),
+            *([models] if state.finished and self.dashboard.model_actions is not None else []),
             ("e", "expand", "screen.expand"),
             ("+ -", "window", "screen.zoom(1)"),
             ("1-5", "screens", "app.next_screen"),

@@ -10,7 +10,7 @@ from textual.content import Content
 
 from sapo_desktop.dashboard.history.run import MEANINGS
 from sapo_desktop.dashboard.host import Examine
-from sapo_desktop.dashboard.look import LISTS, PALETTE, UNICODE, GlyphSet, Rows, hanging_indent, plain_text
+from sapo_desktop.dashboard.look import LETTERS, LISTS, PALETTE, UNICODE, GlyphSet, Rows, hanging_indent, plain_text
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.machine.finding import COLUMN, Finding
@@ -98,9 +98,13 @@ class HelpScreen(TextDialog):
 
     TITLE = "Help"
 
-    def __init__(self, watching: str, here: Rows, everywhere: Rows, glyphs: GlyphSet = UNICODE) -> None:
-        """watching: what is being watched. here, everywhere: keys of the current screen, and of every screen."""
+    def __init__(
+        self, watching: str, here: Rows, everywhere: Rows, glyphs: GlyphSet = UNICODE, typing: bool = False
+    ) -> None:
+        """watching: what is being watched. here, everywhere: keys of the current screen, and of every screen. typing: a text
+        field has the focus."""
         super().__init__()
+        self._typing = typing
         self.watching, self.here, self.everywhere = watching, here, [*everywhere, PALETTE]
         self._marks = str.maketrans({getattr(UNICODE, name): getattr(glyphs, name) for name in _MARKS})
 
@@ -108,6 +112,7 @@ class HelpScreen(TextDialog):
         """See TextDialog.text."""
         rows = self._table("Keys here", self.here, "bold $accent", width) if self.here else []
         rows += self._table("Keys of every screen", self.everywhere, "bold $accent", width)
+        rows += [Content.styled(hanging_indent(text, width, 0), "$muted") for text in (LETTERS,) * self._typing]
         rows += [Content.styled(hanging_indent(LISTS, width, 0), "$muted"), Content("")]
         rows += self._table("Words", WORDS, "$chart-local", width)
         rows.append(Content.styled(hanging_indent(f"Watching {plain_text(self.watching, 300)}", width, 0), "$muted"))

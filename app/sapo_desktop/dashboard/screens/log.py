@@ -23,7 +23,8 @@ _SHOWN = 400
 class LogScreen(SearchableScreen, BaseScreen):
     """Screen 5: dated lines, searchable."""
 
-    SEARCHED = "#lines"
+    SEARCHED = AUTO_FOCUS = "#lines"
+    """What the arrows, page keys, Home and End move."""
     _drawn: object = None
 
     def body(self) -> Iterable[Widget]:
@@ -33,8 +34,14 @@ class LogScreen(SearchableScreen, BaseScreen):
             yield Static("", id="log-text", markup=False)
 
     def own_keys(self, state: DashboardState) -> list[Key]:
-        """Pause, search, screens."""
-        return [*self.pause_keys(state), ("/", "search", "screen.search"), ("1-5", "screens", "app.next_screen")]
+        """Pause, search, scroll, screens."""
+        scroll: Key = ("↑ ↓ Home End", "scroll", "")
+        return [
+            *self.pause_keys(state),
+            ("/", "search", "screen.search"),
+            scroll,
+            ("1-5", "screens", "app.next_screen"),
+        ]
 
     def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
         """Repaint when the log, the search or the width changed; keep following the end if it was in view."""

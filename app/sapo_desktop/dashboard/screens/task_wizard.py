@@ -21,7 +21,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 from textual.worker import Worker
 
-from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.look import base_name, plain_text
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, Dialog
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import ChoiceList, Key, KeyBar
@@ -79,7 +79,10 @@ class MeasuringScreen(Dialog[WizardResult | None]):
 
     async def _follow(self) -> None:
         output = self.query_one("#told", Static)
-        intro = f"Asking {self._base} a few training questions of the task, before any training. A node that is training waits."
+        who = base_name(self._base)
+        intro = (
+            f"Asking {who} a few training questions of the task, before any training. A node that is training waits."
+        )
         try:
             async with aclosing(self._steps()) as steps:
                 async for step in steps:
@@ -93,7 +96,7 @@ class MeasuringScreen(Dialog[WizardResult | None]):
 
     def _finished(self) -> None:
         self._work = None
-        train: Key = ("Enter", f"train {plain_text(self._base, 60)} on it", "screen.train")
+        train: Key = ("Enter", f"train {plain_text(base_name(self._base), 60)} on it", "screen.train")
         self.query_one(KeyBar).put([train, ("Esc", "not now", "screen.cancel")])
 
     def action_train(self) -> None:
@@ -250,6 +253,8 @@ class DraftScreen(Dialog[WizardResult | None]):
         try:
             if first:
                 bases = await self._actions.models()
+                if answers.base and answers.base not in dict(bases):  # typed in the first questions
+                    bases = ((answers.base, "as you chose"), *bases)
                 self._offer("base", bases, answers.base)
                 answers = WizardAnswers(answers.path, base=self._value("base"))
             preview = await self._actions.look(answers)

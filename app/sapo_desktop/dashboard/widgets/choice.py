@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.look import base_name, plain_text
 
 LABEL, VALUE = 9, 10
 """Columns of the label and of the answer. A longer answer (a third-party engine) pushes its explanation to the right."""
@@ -85,6 +85,6 @@ class Choice(Widget, can_focus=True):
         left, right = ("◂", "▸") if self.has_focus and len(self.answers) > 1 else (" ", " ")
         return Content.assemble(
             (self.label.ljust(LABEL), "bold $accent" if self.has_focus else ""),
-            (f"{left} {plain_text(value, 40):<{VALUE}} {right}", "bold"),
+            (f"{left} {plain_text(base_name(value), 40):<{VALUE}} {right}", "bold"),
             (f"  {plain_text(detail, 120)}", "$muted"),
         )

@@ -30,6 +30,10 @@ _SHORT: dict[PhaseName, str] = {"questions": "pick", "exchange": "swap", "checkp
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
 
 
+NEXT_STEP = "Next: 4, there t to chat, e to export"
+"""What to do with a model whose training has finished."""
+
+
 def now_panel(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The round in flight: phases, progress with ETA, and the metrics of the last update."""
     rows = [_phase_line(state, width, glyphs), _progress(state, now, width, glyphs)]
@@ -76,6 +80,8 @@ def _progress(state: DashboardState, now: float, width: int, glyphs: GlyphSet) -
 
 
 def _idle(state: DashboardState, now: float) -> str:
+    if state.finished:
+        return NEXT_STEP
     if state.absent and state.state not in ("stopped", "failed"):
         return "Not working: the header says why"
     if state.state == "starting":
@@ -118,7 +124,8 @@ def _before_the_first(state: DashboardState, width: int, height: int) -> list[st
     the finding, what follows from it stays."""
     run, phase = state.run, state.phase
     if run is None:
-        return wrap_text(phase.detail.partition(": ")[2] if phase is not None else "", width)
+        doing = phase.detail if phase is not None else ""
+        return wrap_text(doing.partition(": ")[2] or doing, width)
     if state.base_trial is None:
         return wrap_text(f"The first round samples {run.local_groups * run.group_size} rollouts.", width)
     lines = wrap_text(state.base_trial.sentence, width)

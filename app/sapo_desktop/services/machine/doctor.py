@@ -21,17 +21,15 @@ from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import free_bytes
 from sapo_swarm.node.clock import format_age
-from sapo_swarm.node.governor import rules
 from sapo_swarm.node.governor.machine import MachineMonitor
-from sapo_swarm.node.governor.rules import ResourceLimits
-from sapo_swarm.node.governor.sensors import NAMES, PROC, SYSFS, command_output
+from sapo_swarm.node.governor.sensors import NAMES, SYSFS, command_output
 
 # The doctor's lines about what the limits can use: each sensor with its present value, or that it is not available.
 
 
-def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Iterator[Finding]:
-    """One line per sensor. folder: on the disk that is watched. sysfs, proc: Linux's trees."""
-    now = MachineMonitor(folder, sysfs, proc).readings(idle=True, metered=True)
+def sensor_findings(folder: Path, sysfs: Path = SYSFS) -> Iterator[Finding]:
+    """One line per sensor. folder: on the disk that is watched. sysfs: Linux's device tree."""
+    now = MachineMonitor(folder, sysfs).readings(idle=True)
     power = None if now.on_battery is None else ("on battery" if now.on_battery else "plugged in")
     if power and now.charge is not None:
         power = f"{power}, {now.charge:.0f} %"
@@ -39,28 +37,8 @@ def sensor_findings(folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> Ite
     yield _line("heat", None if now.celsius is None else f"{now.celsius:.0f} °C", "slow_celsius and max_celsius")
     pressure = None if now.thermal_pressure is None else NAMES[now.thermal_pressure]
     yield _line("thermal pressure", pressure, "slow_thermal_pressure")
-    yield _line("fan", None if now.fan_rpm is None else f"{now.fan_rpm:.0f} turns a minute", "slow_fan_rpm")
-    waits = None if now.memory_wait is None else f"programs wait for it {now.memory_wait:.0f} % of the time"
-    yield _line("memory pressure", waits, "slow_memory_wait")
-    yield _line("lid", None if now.lid_closed is None else ("closed" if now.lid_closed else "open"), "pause_lid_closed")
-    metered = None if now.metered is None else ("paid by volume" if now.metered else "not metered")
-    yield _line("network", metered, "pause_on_metered")
     touched = None if now.idle_s is None else f"last touch of a keyboard or mouse {format_age(now.idle_s)} ago"
     yield _line("activity", touched, "pause_when_active and slow_when_active")
-
-
-def data_cap_finding(path: Path, limits: ResourceLimits) -> Finding:
-    """How much of today's data allowance is used. path: of the file with the count."""
-    day = rules.DataCap(path, lambda: limits).today
-    if (hold := rules.data_cap_hold(day, limits)) is not None:
-        return Finding(
-            "note", "data", f"{hold.reason}: no exchange with a swarm until {hold.lifts}; training goes on alone"
-        )
-    cap = limits.max_network_mb_a_day
-    of = f" of {cap:g}" if cap else ""
-    return Finding(
-        "ok", "data", f"{day.used / rules.MB:.1f}{of} MB exchanged with swarms today{'' if cap else ', no cap'}"
-    )
 
 
 def _line(what: str, says: str | None, settings: str) -> Finding:
@@ -231,11 +209,8 @@ def _unmeasured(home: Home, run: RunConfig) -> Finding:
 
 
 def _sensors(home: Home) -> Iterator[Finding]:
-
     with contextlib.suppress(OSError):  # an unreadable disk has its own line
         yield from sensor_findings(home.data)
-    with contextlib.suppress(AppError):  # so have bad settings
-        yield data_cap_finding(home.network, settings.load_settings(home.settings).limits)
 
 
 async def _scorer() -> Finding:

@@ -378,8 +378,9 @@ def _manifest(sources: dict[str, Path]) -> BackupManifest:
 
 def _besides(home: Home, keys: bool) -> list[str]:
     sentences = ["Left out: exports and downloaded bases, which can be made again, and experiments of the lab."]
-    for folder, names in mending.models_by_base_folder(home).items():
-        sentences.append(f"Left out: {folder}, the base of {', '.join(sorted(names))}. Save that folder, too.")
+    for base, names in mending.models_by_base_folder(home).items():
+        kind = "file" if mending.is_file_name(base) else "folder"
+        sentences.append(f"Left out: {base}, the base of {', '.join(sorted(names))}. Save that {kind}, too.")
     if not keys:
         sentences.append("Left out: your node's key and its invite. With them (the archive is a password then): --keys")
     if (home.data / "swarm.sqlite").exists():

@@ -1,4 +1,4 @@
-"""An invite as a command gets it (a secret that must not be in the process list), and as a QR code for a terminal."""
+"""An invite as a command gets it: a secret, which must not be in the process list for every account to read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-
-# An invite as a command gets it: a secret, which must not be in the process list for every account to read.
 
 VARIABLE = "SAPO_INVITE"
 _INVITE = re.compile(r"(--[a-z-]+=)?(sapo://.*)", re.DOTALL)
@@ -40,26 +38,3 @@ def read_invite(given: str) -> str:
     if given != "-":
         return given
     return os.environ.pop(VARIABLE, "") or sys.stdin.readline(1024)
-
-
-# A QR code as lines of half blocks: two modules per character, dark on light, with the quiet zone that scanners need.
-
-QUIET = 2
-"""Modules around the code; the standard asks for 4, but 2 are enough for phones."""
-
-
-def qr_code_lines(text: str) -> list[str]:
-    """The code for `text`; "█" is a dark module above and below. Show it dark on a light background."""
-    import segno
-
-    code = segno.make(text, error="l", micro=False, boost_error=False)
-    rows = [list(map(bool, row)) for row in code.matrix_iter(border=QUIET)]
-    if len(rows) % 2:
-        rows.append([False] * len(rows[0]))
-    glyphs = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
-    return ["".join(glyphs[pair] for pair in zip(*rows[i : i + 2], strict=True)) for i in range(0, len(rows), 2)]
-
-
-def for_terminal(text: str) -> str:
-    """The code with its colours: black on white, whatever the terminal's own colours are."""
-    return "\n".join(f"\x1b[30;107m{line}\x1b[0m" for line in qr_code_lines(text))

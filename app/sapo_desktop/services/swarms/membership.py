@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.swarm_exchange import SwarmExchange
-from sapo_swarm.node.swarm_stats import ExchangeHold
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
@@ -248,11 +247,10 @@ async def join_swarm(
     memory: Path | None = None,
     on_trial: bool = False,
     saved: Path | None = None,
-    data_cap: Callable[[int], ExchangeHold | None] | None = None,
 ) -> tuple[SwarmExchange, list[str]]:
     """Join the swarm; returns the node's exchange and sentences for the person. An unreachable coordinator is no obstacle.
     memory: the model's folder, where the exchange stores what was learned from others. on_trial: by the rules of a trial.
-    saved: where the invite is; a trial begins beside it where the swarm turns out to be open. data_cap: see SwarmExchange.
+    saved: where the invite is; a trial begins beside it where the swarm turns out to be open.
 
     Raises UsageError when the coordinator refuses this node (a bad invite, a ban), AppError, BadTask.
     """
@@ -264,7 +262,6 @@ async def join_swarm(
     exchange = SwarmExchange(
         client, strict if on_trial else rules, model, config.sampling, name, memory=memory, clock=steady_seconds
     )
-    exchange.data_cap = data_cap
     if saved is not None and not on_trial:
         exchange.joined = lambda info: trial.OpenSwarmHold() if info.open and _unsettled(saved, invite) else None
     sentences: list[str] = []

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import psutil
 
 from sapo_swarm.node.clock import week_minute
 from sapo_swarm.node.governor import sensors as device_files
-from sapo_swarm.node.governor.sensors import PROC, SYSFS, IdleClock, MachineReadings, MeteredConnection, ThermalPressure
+from sapo_swarm.node.governor.sensors import SYSFS, IdleClock, MachineReadings, ThermalPressure
 
 LINUX = sys.platform.startswith("linux")
 
@@ -34,52 +33,24 @@ class PowerMonitor:
         return None if plugged is None else not plugged, float(battery.percent)
 
 
-class OtherLoad:
-    """CPU that other programs use. On Linux programs that step back (nice) take nothing from the person and do not count."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self._process, self._cores = process, psutil.cpu_count() or 1
-        self._last = self._now()
-
-    def _now(self) -> tuple[float, float, float]:
-        """Seconds: clock, busy time of all cores, our share of that."""
-        times, own = psutil.cpu_times(), self._process.cpu_times()
-        busy = times.user + times.system
-        niced = LINUX and self._process.nice() > 0
-        return time.monotonic(), busy, own.system + (0.0 if niced else own.user)
-
-    def percent(self) -> float:
-        """Percent of all cores since the last call."""
-        (then, busy_then, own_then), self._last = self._last, self._now()
-        now, busy, own = self._last
-        room = (now - then) * self._cores
-        return min(100.0, max(0.0, 100.0 * (busy - busy_then - own + own_then) / room)) if room > 0 else 0.0
-
-
 class MachineMonitor:
-    """Reads the machine and this process tree. folder: whose disk is watched. sysfs, proc: Linux' trees."""
+    """Reads the machine and this process tree. folder: whose disk is watched. sysfs: Linux' device tree."""
 
-    def __init__(self, folder: Path, sysfs: Path = SYSFS, proc: Path = PROC) -> None:
-        self._folder, self._sysfs, self._proc = folder, sysfs, proc
+    def __init__(self, folder: Path, sysfs: Path = SYSFS) -> None:
+        self._folder, self._sysfs = folder, sysfs
         self._power = PowerMonitor(sysfs)
         self._process = psutil.Process()
         self._process.cpu_percent()
-        self._idle, self._metered, self._pressure = IdleClock(), MeteredConnection(), ThermalPressure()
-        self._load = OtherLoad(self._process)
+        self._idle, self._pressure = IdleClock(), ThermalPressure()
 
-    def readings(self, idle: bool = False, metered: bool = False) -> MachineReadings:
-        """idle: also ask when keyboard or mouse were last touched. metered: also ask about the network."""
+    def readings(self, idle: bool = False) -> MachineReadings:
+        """idle: also ask when keyboard or mouse were last touched."""
         on_battery, charge = self._power.read()
         return MachineReadings(
             on_battery=on_battery,
             charge=charge,
-            other_load=self._load.percent(),
             celsius=self.celsius(),
             thermal_pressure=self._pressure.read(),
-            fan_rpm=device_files.read_fan_rpm(self._sysfs),
-            memory_wait=device_files.memory_wait(self._proc),
-            lid_closed=device_files.lid_closed(self._proc),
-            metered=self._metered.read() if metered else None,
             free_memory=psutil.virtual_memory().available,
             free_disk=self._free_disk(),
             idle_s=self._idle.seconds() if idle else None,

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from sapo_backends.errors import size_text
-from sapo_swarm.node.clock import local_time
 from sapo_swarm.node.governor.sensors import NAMES, MachineReadings
-from sapo_swarm.types import UNREADABLE
-from sapo_swarm.whole_file import write_atomically
 
 # Hours by weekday, written as people write them:
 #
@@ -110,35 +102,6 @@ class ResourceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=4,
         ),
     ] = 2
-    slow_fan_rpm: Annotated[
-        float, Meta(description="Slower above this fan speed, in turns a minute; 0 = never (Linux)", ge=0, le=30000)
-    ] = 0.0
-    slow_memory_wait: Annotated[
-        float,
-        Meta(
-            description="Slower while programs wait for memory more than this percent of the time (Linux), pause above four "
-            "times that, at most 50; 0 = never",
-            ge=0,
-            le=100,
-        ),
-    ] = 10.0
-    pause_lid_closed: Annotated[bool, Meta(description="Pause while a laptop's lid is closed (Linux)")] = False
-    pause_on_metered: Annotated[
-        bool, Meta(description="In a swarm pause on a network that is paid by volume (NetworkManager)")
-    ] = False
-    max_network_mb_a_day: Annotated[
-        float,
-        Meta(
-            description="Exchange with a swarm no more than this a day, in MB sent and received; training goes on alone "
-            "then; 0 = no cap",
-            ge=0,
-            le=1e6,
-        ),
-    ] = 0.0
-    slow_other_load: Annotated[
-        float,
-        Meta(description="Slower while other programs use more than this percent of the CPU; 0 = never", ge=0, le=100),
-    ] = 0.0
     min_free_memory: Annotated[
         float,
         Meta(description="Pause below this much free memory, in GB; smaller batches below twice that", ge=0, le=1e6),
@@ -181,11 +144,6 @@ _ECO: Mapping[str, bool | float | int] = {
     "slow_celsius": 70.0,
     "max_celsius": 80.0,
     "slow_thermal_pressure": 1,
-    "slow_fan_rpm": 3000.0,
-    "slow_memory_wait": 5.0,
-    "pause_lid_closed": True,
-    "pause_on_metered": True,
-    "slow_other_load": 40.0,
     "min_free_memory": 1.0,
     "pause_when_active": True,
     "slow_when_active": True,
@@ -202,11 +160,10 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
         "slow_celsius": 0.0,
         "max_celsius": 95.0,
         "slow_thermal_pressure": 3,
-        "slow_memory_wait": 20.0,
         "nice": 0,
     },
 }
-"""Preset -> the switches that it sets. Schedule, disk, data and keep_awake are left to the person; balanced is the default."""
+"""Preset -> the switches that it sets. Schedule, disk and keep_awake are left to the person; balanced is the default."""
 
 
 # When a node holds back, and how far: pure rules over the limits, readings of the machine and the clock.
@@ -215,7 +172,7 @@ PRESETS: Mapping[str, Mapping[str, bool | float | int]] = {
 # does not make training flap. Levels: EASE is half the threads and half the micro-batch, SLOW additionally rests as
 # long as it works, PAUSE stops and keeps what is finished. A rule may rise from level to level at once; it falls no
 # sooner than a dwell after its last change, and having fallen rises no sooner than a dwell after that. Only a pause for
-# memory (free, or waited for), disk or heat ignores the dwell. A change of the limits applies at once.
+# memory, disk or heat ignores the dwell. A change of the limits applies at once.
 
 
 class ThrottleLevel(IntEnum):
@@ -347,9 +304,6 @@ COOLER = 8.0
 SLACK = 1.25
 """A hold for free memory or disk ends at this multiple of its line."""
 CHARGED = 5.0
-QUIETER = 10.0
-CALMER, QUIET_FAN = 0.5, 0.8
-"""Factors on the line: where a hold for memory waits, and one for a fan, ends."""
 TOUCH_S = 30.0
 """Keyboard or mouse touched within this many seconds: somebody is there."""
 
@@ -440,139 +394,14 @@ def _person(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) 
     return RuleDecision(step, "you are using the computer", f"{limits.away_minutes:g} min after your last touch")
 
 
-def _wait(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    """When programs wait for memory, the machine is about to stand still, however much of it looks free."""
-    line = limits.slow_memory_wait
-    if now.memory_wait is None or not line or now.memory_wait <= line * (CALMER if level else 1.0):
-        return FREE
-    hard = min(4 * line, 50.0)
-    reason = f"programs wait for memory {now.memory_wait:.0f} % of the time"
-    if now.memory_wait > hard * (CALMER if level == ThrottleLevel.PAUSE else 1.0):
-        return RuleDecision(ThrottleLevel.PAUSE, reason, f"below {max(hard, line) * CALMER:.2g} %: close something")
-    return RuleDecision(ThrottleLevel.SLOW, reason, f"below {line * CALMER:.2g} %")
-
-
-def _fan(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    line = limits.slow_fan_rpm
-    quiet = line * QUIET_FAN
-    if now.fan_rpm is None or not line or now.fan_rpm <= (quiet if level else line):
-        return FREE
-    return RuleDecision(ThrottleLevel.SLOW, f"the fan turns at {now.fan_rpm:.0f} rpm", f"below {quiet:.0f} rpm")
-
-
-def _lid(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
-    held = limits.pause_lid_closed and now.lid_closed
-    return RuleDecision(ThrottleLevel.PAUSE, "the lid is closed", "once it is open") if held else FREE
-
-
-def _metered(limits: ResourceLimits, now: MachineReadings, _level: ThrottleLevel) -> RuleDecision:
-    held = limits.pause_on_metered and now.metered
-    return RuleDecision(ThrottleLevel.PAUSE, "the network is metered", "once it is another network") if held else FREE
-
-
-def _load(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:
-    line = limits.slow_other_load
-    quiet = _below(line, QUIETER)
-    if now.other_load is None or not line or now.other_load <= (quiet if level else line):
-        return FREE
-    return RuleDecision(
-        ThrottleLevel.SLOW, f"other programs use {now.other_load:.0f} % of the CPU", f"below {quiet:.0f} %"
-    )
-
-
 RULES = (
     GovernorRule("memory", _memory, 30.0, floor=True, urgent=True),
     GovernorRule("disk", _disk, 30.0, floor=True, urgent=True),
-    GovernorRule("memory_wait", _wait, 30.0, urgent=True),
     GovernorRule("charge", _charge),
     GovernorRule("battery", _battery),
     GovernorRule("heat", _heat, 30.0, urgent=True, escalates=True),
     GovernorRule("thermal_pressure", _pressure, 30.0, urgent=True, escalates=True),
-    GovernorRule("fan", _fan, 60.0),
-    GovernorRule("lid", _lid),
-    GovernorRule("metered", _metered),
     GovernorRule("schedule", _schedule),
     GovernorRule("person_active", _person),
-    GovernorRule("other_load", _load),
 )
 """Of equally strong rules the first is reported: those that nothing overrides come first."""
-
-
-# How many bytes per day the exchange with a swarm may use. This holds the exchange alone: training continues without
-# it.
-#
-# The count outlives the node: it is per day, whichever model trains. A day is the local date; a date that lies one day
-# back (a time zone, a clock that was set) still counts as the same day, so that no trip resets the count.
-
-FILE = "network.json"
-CODE = "data_cap"
-MB = 10**6
-
-
-class DataDay(msgspec.Struct, frozen=True):
-    """date: local, ISO. used: bytes sent and received on it. most: of the largest exchange on it."""
-
-    date: str = ""
-    used: int = 0
-    most: int = 0
-
-
-def advance_data_day(day: DataDay, date: str) -> DataDay:
-    """The count for that date: unchanged if it is the count's day or the day before it, else a new one."""
-    if day.date == date:
-        return day
-    with contextlib.suppress(ValueError):
-        if datetime.date.fromisoformat(day.date) - datetime.date.fromisoformat(date) == datetime.timedelta(days=1):
-            return day
-    return DataDay(date)
-
-
-def add_data_usage(day: DataDay, size: int) -> DataDay:
-    """The count after an exchange of this many bytes."""
-    return DataDay(day.date, day.used + size, max(day.most, size))
-
-
-def data_cap_hold(day: DataDay, limits: ResourceLimits) -> GovernorHold | None:
-    """The hold on the exchange, once another one as large as the day's largest would exceed the cap. Only another day or
-    another limit lifts it: bytes used stay used."""
-    cap = limits.max_network_mb_a_day
-    if not cap or day.used + day.most <= cap * MB:
-        return None
-    reason = f"{day.used / MB:.1f} of {cap:g} MB of today's data are used"
-    return GovernorHold(CODE, reason, "after midnight, or with a larger limits.max_network_mb_a_day", 0.0, floor=True)
-
-
-def load_data_day(path: Path) -> DataDay:
-    """The saved count; a new one if nothing can be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=DataDay)
-    except (OSError, *UNREADABLE):
-        return DataDay()
-
-
-@dataclass
-class DataCap:
-    """path: where the count is saved. limits: the current ones. wall: Unix time."""
-
-    path: Path
-    limits: Callable[[], ResourceLimits]
-    wall: Callable[[], float] = time.time
-
-    def __post_init__(self) -> None:
-        self._day = load_data_day(self.path)
-        self._seen = 0
-
-    @property
-    def today(self) -> DataDay:
-        """The current count."""
-        return advance_data_day(self._day, time.strftime("%Y-%m-%d", local_time(self.wall())))
-
-    def count(self, ever: int) -> GovernorHold | None:
-        """Count and save the new bytes; returns what holds the next exchange. ever: bytes that the connection sent and
-        received since it was made. If the disk refuses, only the next session loses count."""
-        new, self._seen = ever - self._seen, ever
-        self._day = add_data_usage(self.today, new) if new else self.today
-        if new:
-            with contextlib.suppress(OSError):
-                write_atomically(self.path, msgspec.json.encode(self._day), synced=False)
-        return data_cap_hold(self._day, self.limits())

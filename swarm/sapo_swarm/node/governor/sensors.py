@@ -1,4 +1,4 @@
-"""What the machine reports: power, heat, fans, memory, network, and when somebody last touched it."""
+"""What the machine reports: power, heat, memory, and when somebody last touched it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ class MachineReadings(msgspec.Struct, frozen=True):
     """The machine at one moment; None for what cannot be read. memory and disk in bytes.
 
     idle_s: seconds since somebody touched keyboard or mouse. week_minute: minutes since Monday 00:00, local time. charge: of
-    the battery, in percent. other_load: percent of all cores that other programs use. fan_rpm: of the fastest fan.
-    memory_wait: percent of the time in which a program waits for memory. metered: the network is paid by volume.
-    thermal_pressure: macOS's, 0 (nominal) to 4; see NAMES.
+    the battery, in percent. thermal_pressure: macOS's, 0 (nominal) to 4; see NAMES.
     """
 
     on_battery: bool | None = None
@@ -31,15 +29,10 @@ class MachineReadings(msgspec.Struct, frozen=True):
     idle_s: float | None = None
     week_minute: int | None = None
     charge: float | None = None
-    other_load: float | None = None
-    fan_rpm: float | None = None
-    memory_wait: float | None = None
-    lid_closed: bool | None = None
-    metered: bool | None = None
     thermal_pressure: int | None = None
 
 
-# What Linux reports in files: power supplies, temperatures, fans, the lid, and how long programs wait for memory.
+# What Linux reports in files: power supplies and temperatures.
 #
 # A file that is missing or holds nonsense gives None. proc, sysfs: Linux's trees, which tests may fake.
 
@@ -51,8 +44,8 @@ _BOARD = "acpitz"
 """A sensor near the processor, where there is no better one."""
 _ONLINE = frozenset("12")
 """Values of a supply's `online`: at a fixed voltage, at a negotiated one."""
-HOTTEST, FASTEST = 150.0, 30_000.0
-"""Degrees and revolutions per minute above which a sensor is broken."""
+HOTTEST = 150.0
+"""Degrees above which a sensor is broken."""
 
 
 def read_kernel_file(path: Path) -> str:
@@ -100,29 +93,9 @@ def read_cpu_celsius(sysfs: Path) -> float | None:
     return max(degrees) / 1000 if degrees else None
 
 
-def read_fan_rpm(sysfs: Path) -> float | None:
-    """The fastest fan, in revolutions a minute."""
-    return max(_numbers((sysfs / "class" / "hwmon").glob("hwmon*/fan*_input"), 0, FASTEST), default=None)
-
-
-def lid_closed(proc: Path) -> bool | None:
-    """Of a laptop."""
-    states = [read_kernel_file(lid) for lid in (proc / "acpi" / "button" / "lid").glob("*/state")]
-    return any(state.endswith("closed") for state in states) if any(states) else None
-
-
-def memory_wait(proc: Path) -> float | None:
-    """Percent of the last ten seconds in which some program waited for memory (pressure stall information)."""
-    match = re.match(r"some avg10=(\d{1,3}(?:\.\d{1,4})?) ", read_kernel_file(proc / "pressure" / "memory"))
-    return min(float(match[1]), 100.0) if match else None
-
-
-# What Linux's services report over D-Bus, asked with the program gdbus: is the session idle, is the network metered.
+# Programs of the system that are asked.
 
 LIMIT_S = 2.0
-MESSAGE_BUS_LOOK_EVERY_S = 30.0
-_LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1/session/auto")
-_NETWORK = ("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager")
 
 
 def command_output(command: Sequence[str]) -> str:
@@ -142,55 +115,9 @@ def command_output(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def call_dbus(bus: str, name: str, path: str, method: str, *arguments: str) -> str:
-    """A method's reply as gdbus prints it, such as "(<uint32 1>,)"; "" if nobody answers. bus: session or system."""
-    return command_output(["gdbus", "call", f"--{bus}", "-d", name, "-o", path, "-m", method, *arguments])
-
-
-def _property(name: str, path: str, interface: str, prop: str) -> str:
-    return call_dbus("system", name, path, "org.freedesktop.DBus.Properties.Get", interface, prop)
-
-
-class SessionIdle:
-    """logind's idle hint, which desktops set after their own time without a touch.
-
-    Desktops that never set it leave it at "not idle" for ever: only once it has been set does "not idle" mean that a person
-    is there.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._used = clock, False
-
-    def __call__(self) -> float | None:
-        """Seconds without a touch; inf: unknown now; None: there is no logind."""
-        hint = _property(*_LOGIND, "org.freedesktop.login1.Session", "IdleHint")
-        if "<true>" not in hint:
-            return None if not hint else 0.0 if self._used else math.inf
-        self._used = True
-        since = _property(*_LOGIND, "org.freedesktop.login1.Session", "IdleSinceHintMonotonic")
-        match = re.search(r"uint64 (\d{1,18})", since)
-        return max(0.0, self._clock() - int(match[1]) / 1e6) if match else math.inf
-
-
-class MeteredConnection:
-    """Whether the network is paid by volume, according to NetworkManager; asked at most every LOOK_EVERY_S seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._looked = clock, -math.inf
-        self._known: bool | None = None
-
-    def read(self) -> bool | None:
-        """None if there is no answer. NetworkManager's guesses count as answers."""
-        if sys.platform.startswith("linux") and self._clock() - self._looked >= MESSAGE_BUS_LOOK_EVERY_S:
-            self._looked = self._clock()
-            answer = re.search(r"uint32 (\d+)", _property(*_NETWORK, _NETWORK[0], "Metered"))
-            self._known = {"1": True, "3": True, "2": False, "4": False}.get(answer[1]) if answer else None
-        return self._known
-
-
 # How long ago somebody last touched keyboard or mouse. None if the platform does not say; never what was typed.
 #
-# Linux: the terminals' own clocks (any terminal, a remote one too), the desktop's on GNOME and KDE, and logind's hint.
+# Linux: the terminals' own clocks (any terminal, a remote one too), and the desktop's on GNOME and KDE over D-Bus.
 # macOS: the input system's registry entry. Windows: GetLastInputInfo.
 
 IDLE_LOOK_EVERY_S = 5.0
@@ -203,7 +130,7 @@ _DESKTOPS = (
 )
 """Name on the session bus, object, method; each answers in milliseconds."""
 IdleAsk = Callable[[], float | None]
-"""Seconds; inf: unknown now; None: no answer."""
+"""Seconds; None: no answer."""
 
 
 class IdleClock:
@@ -222,7 +149,7 @@ class IdleClock:
             self._looked = now
             answers = {way: way() for way, due in self._ways.items() if now >= due}
             self._ways |= {way: now + AGAIN_S for way, answer in answers.items() if answer is None}
-            self._seconds = min((a for a in answers.values() if a is not None and math.isfinite(a)), default=None)
+            self._seconds = min((a for a in answers.values() if a is not None), default=None)
             return self._seconds
         return None if self._seconds is None else self._seconds + now - self._looked
 
@@ -233,7 +160,7 @@ def platform_ways() -> list[IdleAsk]:
         return [_registry]
     if sys.platform == "win32":
         return [_last_input]
-    return [_terminals, *(_on_bus(*names) for names in _DESKTOPS), SessionIdle()]
+    return [_terminals, *(_on_bus(*names) for names in _DESKTOPS)]
 
 
 def _terminals() -> float | None:
@@ -253,7 +180,7 @@ def _since(devices: Iterable[Path], now: float) -> float | None:
 
 
 def _on_bus(name: str, path: str, method: str) -> IdleAsk:
-    return lambda: parse_dbus_idle(call_dbus("session", name, path, method))
+    return lambda: parse_dbus_idle(command_output(["gdbus", "call", "--session", "-d", name, "-o", path, "-m", method]))
 
 
 def parse_dbus_idle(reply: str) -> float | None:

@@ -271,7 +271,7 @@ async def _beat(
 ) -> GovernorState:
     limits = await asyncio.to_thread(allowed)
     idle = limits.pause_when_active or limits.slow_when_active
-    now = await asyncio.to_thread(machine.readings, idle, limits.pause_on_metered)
+    now = await asyncio.to_thread(machine.readings, idle)
     used, cpu = await asyncio.to_thread(machine.usage)
     state = advance_rules(state, limits, now, steady_seconds())
     run_control.hold(state.holds)

@@ -224,6 +224,8 @@ def read_table(path: Path, names: Names = EMPTY, encoding: str = "") -> RowTable
     if kind not in (*_JSON, ".csv", ".tsv", ".txt"):
         raise BadTask(f"{path.name}: only .csv, .tsv, .jsonl and .parquet files are read. Save it as one of them.")
     text, assumed = read_text(read_bytes(path), encoding)
+    if not text.strip():
+        raise BadTask(f"{path.name} is empty. It needs a row for each question, with its answer.")
     table = read_jsonl(text, names) if kind in _JSON else _delimited(text, "\t" if kind == ".tsv" else "", names)
     table.encoding = assumed
     return table
@@ -260,7 +262,8 @@ def _objects(text: str, table: RowTable) -> Iterator[tuple[int, object]]:
         try:
             value = json.loads(text, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise BadTask(f"It begins with [ but is no JSON list ({_short(error)}).") from error
+            where = f"line {error.lineno}, " if isinstance(error, json.JSONDecodeError) else ""
+            raise BadTask(f"It begins with [ but is no JSON list: {where}{_short(error)}.") from error
         yield from enumerate(value, 1)
         return
     for number, line in enumerate(text.split("\n"), 1):
@@ -269,7 +272,7 @@ def _objects(text: str, table: RowTable) -> Iterator[tuple[int, object]]:
         try:
             yield number, json.loads(line, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            table.problem(f"Row {number}: it is not valid JSON ({_short(error)}).")
+            table.problem(f"Row {number}: this line is not valid JSON: {_short(error)}.")
 
 
 def _no_constant(name: str) -> None:
@@ -277,7 +280,10 @@ def _no_constant(name: str) -> None:
 
 
 def _short(error: BaseException) -> str:
-    return "nested too deep" if isinstance(error, RecursionError) else str(error)[:120]
+    """What is wrong with a line of JSON, and at which of its characters."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"character {error.colno}, {error.msg[:1].lower()}{error.msg[1:120]}"
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:120]
 
 
 def cell_text(value: object) -> str:

@@ -60,7 +60,7 @@ class TaskDialog(Dialog[bool]):
         self.dismiss(False)
 
 
-# Screen 2's dialogs: join a swarm with an invite, host one and show its invite as text and QR code.
+# Screen 2's dialogs: join a swarm with an invite, host one and show its invite.
 
 HostChoice = Literal["here", "everybody", "approve", "stop"]
 FOR_WHOM: tuple[tuple[str, str, HostChoice], ...] = (
@@ -81,8 +81,6 @@ RUNNING: tuple[tuple[str, str, HostChoice], ...] = (
     ("Stop hosting", "members train on alone until it is back", "stop"),
 )
 """Answers to "A swarm on this machine": for whom to host one; if one is running, show its invite or end it."""
-_QR_MARGIN = 11
-"""Rows that the dialog needs besides the QR code."""
 
 
 class JoinDialog(Dialog[str | None]):
@@ -138,7 +136,7 @@ class JoinDialog(Dialog[str | None]):
 
 
 class HostedDialog(Dialog[bool]):
-    """The invite as text and, if there is room, as a QR code. Returns True if this node should take part too."""
+    """The invite. Returns True if this node should take part too."""
 
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -162,31 +160,12 @@ class HostedDialog(Dialog[bool]):
             )
             yield Static("Send this line to those you want in it; it admits for a week:", markup=False)
             yield Static(Content.styled(self.hosted.invites[0], "$accent"), id="line", markup=False)
-            yield Static("", id="qr", classes="more", markup=False)
             more = f"Status page: {self.hosted.page} · put a node out: sapo-desktop ban ID"
             yield Static(Content.styled(more, "$muted"), classes="more", markup=False)
             keys = [("j", "let this node take part too")] if self._offer else []
             yield Static(
                 key_hint(*keys, ("c", "copy"), ("Esc", "close; the swarm stays open (h ends it)")), markup=False
             )
-
-    def on_mount(self) -> None:
-        """Fill the dialog once it is laid out."""
-        self._draw()
-
-    def on_resize(self) -> None:
-        """Redraw; the QR code is shown only if it fits."""
-        self._draw()
-
-    def _draw(self) -> None:
-        """Show the QR code only if all of it fits."""
-        from sapo_desktop.services.swarms.invite_text import qr_code_lines
-
-        code = qr_code_lines(self.hosted.invites[0])
-        fits = len(code) + _QR_MARGIN <= self.app.size.height
-        text = Content("\n").join(Content.styled(line, "black on white") for line in code)
-        small = f"(In a window of {len(code) + _QR_MARGIN} rows the invite is shown as a QR code too.)"
-        self.query_one("#qr", Static).update(text if fits else Content.styled(small, "$muted"))
 
     def action_take_part(self) -> None:
         """Close and let this node join."""

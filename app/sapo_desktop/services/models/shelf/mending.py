@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
@@ -21,11 +21,11 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own.spec import BadTask
 
-# A base in the person's own folder: it may be moved, renamed, or left on another machine.
+# A base in a folder or file of the person's own: it may be moved, renamed, or left on another machine.
 
 
 def models_by_base_folder(home: Home) -> dict[str, list[str]]:
-    """Folder -> the names of the models that were made from it."""
+    """Folder, or GGUF file -> the names of the models that were made from it."""
     by_folder: dict[str, list[str]] = {}
     for model in store.all_models(home):
         if _is_folder(model):
@@ -34,19 +34,20 @@ def models_by_base_folder(home: Home) -> dict[str, list[str]]:
 
 
 def missing_base_hint(model: Model) -> str:
-    """What to do where the folder of the model's base no longer exists; "" where it does, or the base is not a folder."""
+    """What to do where the folder or file of the model's base no longer exists; "" where it does, or the base is neither."""
     if not _is_folder(model) or os.path.exists(os.path.expanduser(model.config.model)):
         return ""
     rounds = history.rounds_behind(model)
     goal, why = (
         (("--rounds", f"{rounds}"), f" (its {rounds:,} rounds are done: nothing is trained)") if rounds else ((), "")
     )
-    cure = quote_command("sapo-desktop", "node", model.name, *goal, "--model", "NEWFOLDER")
+    place = "NEWFILE.gguf" if is_file_name(model.config.model) else "NEWFOLDER"
+    cure = quote_command("sapo-desktop", "node", model.name, *goal, "--model", place)
     return f"{model.name} was made from {_shown(model)}, which is not there any more. Where is it now? {cure}{why}"
 
 
 def require_base_folder(model: Model) -> None:
-    """Raise ModelNotFound where that folder is missing."""
+    """Raise ModelNotFound where that folder or file is missing."""
     if hint := missing_base_hint(model):
         raise ModelNotFound(hint)
 
@@ -62,6 +63,12 @@ def require_unused(home: Home, model: Model) -> None:
         f"{model.name} is in use: an export of it is the base of {names}. Delete {'those' if users[1:] else 'that'} first, "
         f"move {_shown(users[0])} elsewhere, or delete {model.name} all the same: {verb}"
     )
+
+
+def is_file_name(base: str) -> bool:
+    """Whether a base's path is that of a file, as far as the name tells once it is gone; Ollama's files are named by hash."""
+    name = PurePath(base).name.lower()
+    return name.endswith(".gguf") or name.startswith("sha256-")
 
 
 def _starts_in(folder: Path, model: Model) -> bool:

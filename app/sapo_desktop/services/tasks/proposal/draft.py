@@ -84,8 +84,7 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
     wished = {columns.find_column(file, wishes.question), columns.find_column(file, wishes.answer)}
     table = file if RATING in wished else without_bad(file)
     if not table.rows:
-        problem = f" {table.problems[0]}" if table.problems else ""
-        raise UsageError(f"{path.name} holds no usable row.{problem}")
+        raise UsageError(f"{path.name} holds no usable row.{_first_problem(table)}")
     choice = _options(table, wishes)
     merged = choice if choice is not None and choice.sure else None
     question, answer = _question_and_answer(table, wishes, merged)
@@ -101,7 +100,7 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
     if not pairs and answer in sides[0].columns:
         raise UsageError(
             f"{path.name} holds no answer: column {columns.column_heading(table, answer)} is empty in every row. "
-            "Fill it in, or name another column with --answer COLUMN."
+            f"Fill it in, or name another column with --answer COLUMN.{_first_problem(table)}"
         )
     truths = [truth for _, truth in pairs]
     offered = _of_letters(sides[0], truths) if merged else propose_verifiers(truths, [asked for asked, _ in pairs])
@@ -129,7 +128,7 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
     if wishes.heldout is None and not held_out.rows:
         raise UsageError(
             f"{path.name} holds one question, and a task needs at least two: one to train on, and one that is held out "
-            "to measure with."
+            f"to measure with.{_first_problem(table)}"
         )
     answer_given = {
         "question": wishes.question != "",
@@ -153,6 +152,13 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
         columns.describe_guessed_columns(table, {"question": question, "answer": answer}, answer_given),
         tuple(filter(None, notes)),
     )
+
+
+def _first_problem(table: RowTable) -> str:
+    """Behind a refusal: what is wrong with the first row that could not be read, "" where all could."""
+    count = len(table.problems) + table.more
+    others = f" {count - 1:,} more cannot be read either." if count > 1 else ""
+    return f" {table.problems[0]}{others}" if table.problems else ""
 
 
 def _question_and_answer(

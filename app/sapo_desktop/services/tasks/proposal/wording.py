@@ -104,6 +104,23 @@ SORTED_INTO = frozenset(
         "area",
     )
 )
+_THINGS = (
+    "abbreviation account action address age allergen amount author brand capital city code color colour command "
+    "comment company complaint continent correction cost country county currency customer date day deadline "
+    "description desk destination diagnosis dialect difficulty direction discount disease distance district domain "
+    "dose duration email emotion enquiry entity entry error event feedback field firm forename form format formula "
+    "function gender grade headline height hour house id ingredient inquiry instruction item job keyword language "
+    "length letter level licence license line location log mail material meaning message method minute mistake "
+    "model month mood name note number office opinion order origin paragraph passage pattern person phone phrase "
+    "place plan post price priority problem product quantity query rating reason recipe record regex region reply "
+    "report request review role room rule salary score season section sector sentence sentiment severity sex shop "
+    "size skill song source species speed spelling sport stage star state statement status step store story street "
+    "style sum summary supplier surname symbol symptom synonym target task temperature term text ticket time title "
+    "tone town trade translation tweet unit urgency user value vehicle verb verdict version volume weekday weight "
+    "width word year zip "
+)
+THINGS = SORTED_INTO | frozenset(_THINGS.split())
+"""Nouns that columns are named by: these stand in a sentence without quotation marks."""
 YES = frozenset({"yes", "true", "y", "1", "ja", "si", "sí", "oui"})
 NO = frozenset({"no", "false", "n", "0", "nein", "non"})
 LONGEST_NAME = 30
@@ -154,11 +171,14 @@ def propose_wording(asked: WordingInput) -> QuestionWording:
     """A question that says what counts as right, and a verifier that wants exactly that."""
     verifier = asked.verifier if asked.tagged and asks_itself(asked) else _strict(asked)
     asked = WordingInput(asked.question, asked.question_name, asked.answer_name, asked.pairs, verifier, asked.tagged)
-    cell, shown = f"{{{asked.question}}}", _shown(asked.question_name) or "text"
+    cell, label = f"{{{asked.question}}}", _shown(asked.question_name) or "text"
     if asks_itself(asked):
         parts = [cell, _options(asked)]
     else:
-        parts = [_instruction(asked, shown), f"{shown[0].upper()}{shown[1:]}: {cell}"]
+        parts = [
+            _instruction(asked, label if _is_thing(label) else "text"),
+            f"{label[0].upper()}{label[1:]}: {cell}",
+        ]
     parts += [reply_form(asked)] if not asked.tagged or len(parts[0]) > len(cell) else []
     return plain_wording("\n\n".join(filter(None, parts)), asked)
 
@@ -193,7 +213,8 @@ def reply_form(asked: WordingInput) -> str:
 
 def _form(asked: WordingInput) -> str:
     """What a right answer looks like: the category; a number and its unit (km or m), for example 3.2 km."""
-    verifier, name = asked.verifier, _shown(asked.answer_name) or "answer"
+    verifier, name = asked.verifier, _shown(asked.answer_name)
+    name = name if _is_thing(name) else "answer"
     if isinstance(verifier, ChoiceVerifier) and _yes_or_no(verifier.options):
         return _or(verifier.options)
     if isinstance(verifier, NumberVerifier):
@@ -203,9 +224,8 @@ def _form(asked: WordingInput) -> str:
     if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
         order = "in any order" if isinstance(verifier, ItemSet) else "in the right order"
         order = "in alphabetical order" if not isinstance(verifier, ItemSet) and _alphabetical(asked) else order
-        return (
-            f"the {plural_noun(name)}, separated by {_MARKS.get(verifier.separator, repr(verifier.separator))}, {order}"
-        )
+        items = plural_noun(name) if name != "answer" else "items"
+        return f"the {items}, separated by {_MARKS.get(verifier.separator, repr(verifier.separator))}, {order}"
     if form := date_form(asked.answers):
         return f"the {name}, in the form {form}"
     return f"the {name}"
@@ -218,13 +238,16 @@ def _instruction(asked: WordingInput, shown: str) -> str:
         return _choose(verifier.options, shown, name)
     if isinstance(verifier, JsonEqual):
         return f"Turn this {shown} into JSON."
-    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
+    plain = not name or _is_thing(name)
+    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier) and plain:
         return f"List the {plural_noun(name or 'item')} of this {shown}."
     if isinstance(verifier, ExactVerifier) and not date_form(asked.answers) and _rewritten(asked):
-        return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
+        into = f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
+        return into if plain else f"Rewrite this {shown}. The result is called {_label(name)}."
     numbers = few_numbers(asked.answers) if isinstance(verifier, NumberVerifier) else ()
     among = f" It is one of these: {', '.join(numbers)}." if numbers else ""
-    return f"Give the {name or 'answer'} for this {shown}.{among}"
+    what = f"Give the {name or 'answer'}" if plain else f"Fill in {_label(name)}"
+    return f"{what} for this {shown}.{among}"
 
 
 def _choose(options: Sequence[str], shown: str, name: str) -> str:
@@ -234,6 +257,8 @@ def _choose(options: Sequence[str], shown: str, name: str) -> str:
         return f"Read this {shown} and decide: {noun}, {_or(options)}?"
     if not name or name.rpartition(" ")[2] in SORTED_INTO:
         return f"Sort this {shown} into one of these {plural_noun(name or 'category')}: {', '.join(options)}."
+    if not _is_thing(name):
+        return f"Fill in {_label(name)} for this {shown} with one of these: {', '.join(options)}."
     return f"Choose the {name} for this {shown} from these: {', '.join(options)}."
 
 
@@ -314,6 +339,18 @@ def _shown(name: str) -> str:
     if plain.casefold().replace(" ", "_") in NO_NAMES or not re.search(r"[^\W\d_]", plain) or len(plain) > LONGEST_NAME:
         return ""
     return "" if re.fullmatch(r"column \d+", plain) else plain if plain.isupper() else plain.lower()
+
+
+def _is_thing(name: str) -> bool:
+    """Whether a column's name can stand in a sentence as a noun, as "priority" can and "about" or "assigned to" cannot."""
+    last = name.rpartition(" ")[2].casefold()
+    ends = (last, last.removesuffix("s"), last.removesuffix("es"), re.sub(r"ies\Z", "y", last))
+    return any(word in THINGS for word in ends)
+
+
+def _label(name: str) -> str:
+    """A column's name that is no noun, as what a field in a form is called."""
+    return f'"{name.replace(chr(34), "")}"'
 
 
 def plural_noun(name: str) -> str:

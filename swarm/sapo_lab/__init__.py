@@ -1,1 +1,0 @@
-"""Experiments with many nodes on one machine."""
