@@ -33,7 +33,16 @@ from tests.benchmarks.real_task import model_file  # noqa: E402
 from tests.support.person import Person, processor  # noqa: E402
 from tests.support.swarm_process import journal  # noqa: E402
 
-from sapo_swarm.events import Evaluated, Event, ExamplesRead, RoundFinished, RunStarted, TrialMeasured  # noqa: E402
+from sapo_swarm.events import (  # noqa: E402
+    BaseAsked,
+    Evaluated,
+    Event,
+    ExamplesRead,
+    GreedyScore,
+    RoundFinished,
+    RunStarted,
+    TrialMeasured,
+)
 
 LOOK_S = 0.5
 """Seconds between two readings of the processor time."""
@@ -89,15 +98,16 @@ def moments(events: list[Event]) -> dict[str, Any]:
                 first.setdefault("first reading", event)
                 if event.over:
                     first.setdefault("examples over", event)
+            case BaseAsked():
+                first.setdefault("base begun", event)
             case Evaluated(round=0):
                 first.setdefault("base measured", event)
             case Evaluated():
                 first.setdefault("first held-out result", event)
                 for score in filter(None, (event, event.greedy)):
-                    if score.delta is not None and (score.delta_low or 0.0) > 0.0:
+                    low = score.so_far.low if score.so_far else score.delta_low
+                    if low is not None and low > 0.0:
                         first.setdefault("first held-out gain", event)
-        if type(event).__name__ == "BaseAsked":
-            first.setdefault("base begun", event)
     return first
 
 
@@ -106,8 +116,12 @@ def described(event: Any) -> dict[str, Any]:
     names = ("right", "answers", "items", "questions", "pass_at_1", "delta", "delta_low", "base_missing", "compared")
     names += ("answered", "seconds", "sentence")
     shown = {name: getattr(event, name) for name in names if getattr(event, name, None) not in (None, "")}
-    if (greedy := getattr(event, "greedy", None)) is not None and not isinstance(greedy, int):
+    greedy = getattr(event, "greedy", None)
+    if isinstance(greedy, GreedyScore):
         shown["greedy"] = {name: getattr(greedy, name) for name in ("pass_at_1", "delta", "delta_low")}
+    for score, so_far in ((event, "so_far"), (greedy, "greedy_so_far")):
+        if (pairs := getattr(score, "so_far", None)) is not None:
+            shown[so_far] = {name: round(getattr(pairs, name), 3) for name in ("items", "base", "now", "low", "high")}
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in shown.items()}
 
 
@@ -127,6 +141,7 @@ def main() -> None:
             table = write_table(arguments.home, arguments.what, ROWS, SEED)
             result["tasks new"] = person.types("tasks", "new", str(table), "--name", "t", "--model", base).line
             tasks = "t"
+        person.types("config", "set", "limits.nice", "0")  # other work on the machine would come first
         person.types("new", "m", "--base", base, "--tasks", tasks)
         before, began = spent.used[-1] if spent.used else 0.0, time.time()
         node = person.types("node", "m", "--silo", stop_after=arguments.seconds)

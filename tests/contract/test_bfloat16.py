@@ -15,7 +15,7 @@ import pytest
 from tests.support import families
 from tests.support.device import DEVICE
 
-from sapo_backends.base import LoadRequest, TokenSequence
+from sapo_backends.base import LoadRequest, PolicyUpdate, TokenSequence, TrainSample
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
@@ -95,3 +95,17 @@ def test_bfloat16_of_torch_is_as_exact_as_transformers_at_1500_tokens(
     assert engine.info.extra["computed_by"].startswith(
         "own decoder" if FAMILIES[family] == families.EXACT else "transformers"
     )
+
+
+def test_the_untrained_model_rounds_as_before_the_first_update(model_folder: Callable[[str], Path]) -> None:
+    """Without an adapter bfloat16 rounds elsewhere than with one that does nothing yet: a paired comparison would take the
+    difference for learning."""
+    folder = str(model_folder("qwen2"))
+    engine = TorchBackend().load(LoadRequest(folder, method="lora", precision="bfloat16", device=DEVICE, threads=1))
+    sequence = TokenSequence(TEXT[:PROMPT], TEXT[PROMPT : PROMPT + 200])
+    before = engine.logprobs([sequence])
+    engine.update([TrainSample(TEXT[:PROMPT], TEXT[PROMPT : PROMPT + 50], 1.0)], PolicyUpdate(1e-2), 0)
+    trained = engine.logprobs([sequence])
+    with engine.untrained():
+        assert engine.logprobs([sequence]) == before
+    assert engine.logprobs([sequence]) == trained != before

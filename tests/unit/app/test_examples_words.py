@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.unit.node.test_examples_rules import AUTO, old_round, read
 
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.dashboard import reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply_event
+from sapo_desktop.dashboard.widgets.chart import heldout_marks
+from sapo_desktop.dashboard.widgets.held_out import held_out_panel
 from sapo_desktop.dashboard.widgets.panels import now_panel
 from sapo_desktop.linear import facts
+from sapo_desktop.services.against_base import describe_difference
+from sapo_desktop.services.models.figures import figure_rows
+from sapo_desktop.services.models.shelf.overview import format_gain
 from sapo_desktop.services.nodes.report import ConsoleReporter
-from sapo_swarm.events import Event, RunStarted
+from sapo_swarm.events import (
+    BaseAsked,
+    Evaluated,
+    Event,
+    GreedyScore,
+    PairedSoFar,
+    RunStarted,
+    settled_evaluations,
+)
 from sapo_swarm.node.base_trial import no_questions
 
 STARTED = RunStarted(
@@ -67,10 +82,96 @@ def test_screen_1_tells_why_and_how_far() -> None:
 
 
 def test_the_chart_draws_how_much_of_the_rows_set_aside_is_right() -> None:
-    assert [line.label for line in reward_lines(after(3))] == ["local"], "nothing was read yet"
+    assert "set aside" not in [line.label for line in reward_lines(after(3))], "nothing was read yet"
     line = reward_lines(after(6))[0]
     assert (line.label, line.share) == ("set aside", True)
     assert [value for _, _, value in line.series.buckets()] == [31 / 40, 31 / 40]
+
+
+def test_the_chart_has_a_point_after_the_first_step() -> None:
+    """What the model gave each token of the right answers, as a geometric mean; practice adds nothing to that line."""
+    likely = msgspec.structs.replace(STEP, logprob_local=math.log(0.25))
+    state = apply_event(after(2), likely)
+    (line,) = (line for line in reward_lines(state) if line.label == "likelihood")
+    assert [value for _, _, value in line.series.buckets()] == [pytest.approx(0.25)]
+    assert line.share
+    state = apply_event(state, PRACTICE)
+    (line,) = (line for line in reward_lines(state) if line.label == "likelihood")
+    assert len(line.series) == 1
+
+
+ASKED = BaseAsked(round=1, answered=48, items=144, pass_at_1=0.125, low=0.06, high=0.25, greedy=0.25, seconds=9.0)
+RESULT = Evaluated(
+    round=15, temperature=1.0, items=144, pass_at_1=0.5, low=0.4, high=0.6, delta=None, delta_low=None, delta_high=None,
+    tasks=(), seconds=20.0, base_missing=96, so_far=PairedSoFar(48, 0.125, 0.5, 0.375, 0.25, 0.5),
+    greedy=GreedyScore(144, 0.6, 0.5, 0.7, base_missing=96, so_far=PairedSoFar(48, 0.25, 0.65, 0.4, 0.3, 0.5)),
+)  # fmt: skip
+BASE = msgspec.structs.replace(
+    RESULT, round=0, pass_at_1=0.1, low=0.06, high=0.16, base_missing=0, so_far=None, seconds=0.0, belated=True,
+    greedy=GreedyScore(144, 0.2, 0.1, 0.3),
+)  # fmt: skip
+AGAIN = msgspec.structs.replace(
+    RESULT, delta=0.4, delta_low=0.3, delta_high=0.5, base_missing=0, so_far=None, seconds=0.0, belated=True,
+    greedy=GreedyScore(144, 0.6, 0.5, 0.7, 0.4, 0.3, 0.5),
+)  # fmt: skip
+
+
+def picture(*events: Event) -> DashboardState:
+    state = after(7)
+    for event in events:
+        state = apply_event(state, event)
+    return state
+
+
+def panel(state: DashboardState, height: int = 12) -> str:
+    return held_out_panel(state, 0.0, 100, height, UNICODE).plain
+
+
+def test_how_far_the_untrained_model_is_stands_on_screen_1_and_its_result_so_far_on_the_chart() -> None:
+    state = picture(ASKED)
+    assert "The untrained model has answered 48 of 144 held-out questions: 12.5 % (95 %: 6.0 to 25.0)" in panel(state)
+    (mark,) = heldout_marks(state.figures)
+    assert (mark.x, mark.y, mark.low, mark.high) == (0, 0.125, 0.06, 0.25)
+
+
+def test_a_gain_is_shown_on_what_both_have_answered_and_says_so() -> None:
+    text = panel(picture(ASKED, RESULT))
+    assert "+37.5 points (95 %: +25.0 to +50.0)" in text
+    assert "+40.0 points (95 %: +30.0 to +50.0)" in text
+    assert "against the base on the 48 of 144 questions that it has answered so far" in text
+    assert "not compared" not in text
+    assert describe_difference(RESULT).startswith(
+        "+37.5 points against the base on the 48 of 144 questions that it has answered so far (95 %: +25.0"
+    )
+    assert "so far" in format_gain(RESULT)
+    assert "+37.5 so far" in format_gain(RESULT, 30)
+
+
+def test_the_base_s_result_that_comes_late_takes_no_newer_one_s_place() -> None:
+    """It is drawn at round 0, and the result that waited for it is the same point, now compared."""
+    state = picture(ASKED, RESULT, BASE, AGAIN)
+    assert state.latest == AGAIN
+    assert state.base == BASE
+    assert picture(ASKED, RESULT, BASE).latest == RESULT
+    marks = heldout_marks(state.figures)
+    assert [(m.x, m.y) for m in marks] == [(0, 0.1), (15, 0.5)]
+    assert state.figures.held_out.best == (15, 0.5)
+    assert "so far" not in panel(state)
+    assert "+40.0 points" in panel(state)
+    events = (*PHASE, ASKED, RESULT, BASE, AGAIN)
+    assert settled_evaluations(events) == [BASE, AGAIN]
+    assert [row.round for row in figure_rows(events) if row.kind == "held_out"] == [0, 15]
+
+
+def test_a_node_s_lines_tell_it_too(tmp_path: Path) -> None:
+    out = io.StringIO()
+    reporter = ConsoleReporter(out, json=False, quiet=False)
+    for event in (STARTED, STEP, ASKED, RESULT, BASE, AGAIN):
+        reporter.show(event)
+    reporter.summary(tmp_path)
+    text = out.getvalue()
+    assert "The untrained model has answered 48 of 144 held-out questions" in text
+    assert "Held-out pass@1: sampled 50.0 %" in text, "not the base's own result, which came last but one"
 
 
 def test_a_chart_marks_where_the_phase_begins_and_ends() -> None:

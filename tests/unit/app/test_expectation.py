@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.own_tasks import library_in, write_folder
 
+from sapo_backends import fake
+from sapo_backends.base import Completion
+from sapo_desktop.commands.tasks import own
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases.forecast import TrainingForecast
+from sapo_desktop.services.machine.load_request import stored_trials
 from sapo_desktop.services.tasks import expectation
 from sapo_desktop.services.tasks.store import keep_shots
 from sapo_swarm.config import RunConfig
-from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question
 
@@ -23,7 +30,7 @@ async def test_the_share_of_mixed_groups_is_that_of_the_success_however_large_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: int
 ) -> None:
     """Questions that are solved 15 % of the time. tiny: from how many parameters on a model counts as large; this one has few."""
-    for name, value in {"TINY": tiny, "PROMPTS": 400, "PROMPTS_OF_LARGE": 400}.items():
+    for name, value in {"TINY": tiny, "PROMPTS": 400, "PROMPTS_OF_LARGE": 400, "MOST_ASKING_S": 3600}.items():
         monkeypatch.setattr(expectation, name, value)
     rows = [{"question": f"Calculate {n // 20} + {n % 20}.", "answer": n // 20 + n % 20} for n in range(401)]
     write_folder(tmp_path / "easy", '[[verifier]]\nkind = "number"\n', rows[:400], rows[400:])
@@ -103,11 +110,13 @@ async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
     write_folder(home.tasks / "sums", toml, rows[:60], rows[60:])
     true = expectation._Trial.greedy
 
-    async def right_behind_examples(self: expectation._Trial, questions: Sequence[Question]) -> list[bool]:
+    async def right_behind_examples(
+        self: expectation._Trial, questions: Sequence[Question]
+    ) -> tuple[list[list[Completion]], list[ScoredTexts]]:
         shown = ["Example:" in question.prompt for question in questions]
         assert shown == [shown[0]] * len(shown)
-        await true(self, questions)
-        return shown
+        completions, verdicts = await true(self, questions)
+        return completions, [replace(scored, rewards=(float(shown[0]),)) for scored in verdicts]
 
     monkeypatch.setattr(expectation._Trial, "greedy", right_behind_examples)
     config = RunConfig(model="fake:0", trainer="fake", tasks=("sums",), max_new_tokens=8)
@@ -146,3 +155,69 @@ def test_the_forecast_of_this_machine_takes_the_place_of_what_is_usual() -> None
     assert "Examples come first: 63 s to 4 min here, at most 10 minutes" in text
     assert "its rounds take about 4.2 s; a held-out evaluation, every 25 rounds, takes about 15 s." in text
     assert "usually 2 to 5 minutes" in " ".join(expectation.describe_expectation(hard))
+
+
+async def test_answers_that_do_not_end_in_time_are_left_out_of_the_figures_and_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that writes every answer to a limit of 4,000 tokens would otherwise be tried for hours."""
+    monkeypatch.setattr(expectation, "MOST_ASKING_S", 1.0)
+    monkeypatch.setattr(fake.TablePolicy, "initial", classmethod(partial(_endless, fake.TablePolicy.initial)))
+    rows = [{"question": f"Calculate {n // 20} + {n % 20}.", "answer": n // 20 + n % 20} for n in range(80)]
+    write_folder(tmp_path / "sums", 'extract = "last_number"\n[[verifier]]\nkind = "number"\n', rows[:60], rows[60:])
+    config = RunConfig(model="fake:0.02", trainer="fake", tasks=("sums",), max_new_tokens=4000)
+    with library_in(tmp_path):
+        async with Scorer() as scorer:
+            measured = await expectation.measure_expectation(library.load_task("sums"), config, scorer)
+    assert measured is not None
+    assert measured.counts is not None
+    assert (measured.answers, measured.greedy_asked) == (0, 0)
+    assert measured.unfinished == measured.counts.answers > 0
+    assert measured.left_out > 0
+    text = " ".join(expectation.describe_expectation(measured))
+    assert f"came to no end with any of {measured.unfinished} answers" in text
+    assert f"{measured.left_out} of {measured.prompts + measured.left_out} questions were not asked" in text
+    assert "%" not in text
+
+
+def _endless(initial: object, _cls: object, seed: int) -> fake.TablePolicy:
+    policy: fake.TablePolicy = initial(seed)  # type: ignore[operator]
+    policy.table[:, :, fake.FIRST_PIECE :] = -60.0
+    return policy
+
+
+def test_what_a_trial_left_out_is_told_beside_its_figures() -> None:
+    lines = expectation.describe_expectation(trial(unfinished=12, left_out=8, greedy_asked=0))
+    assert "not asked in time at temperature 0" in lines[0]
+    assert lines[1].startswith("The trial ends after 60 s: 12 more answers were not at their end, 8 of 24 questions")
+    partly = expectation.describe_expectation(trial(greedy_asked=5))
+    assert "5 of 16 were answered at temperature 0" in partly[1]
+
+
+async def test_the_trial_of_a_new_task_is_the_one_that_a_node_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the same conditions: another limit, another preset of sampling or a changed table is another trial."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
+    monkeypatch.setattr(expectation, "PROMPTS", 4)
+    home = Home.find()
+    rows = [{"question": f"Calculate {n // 20} + {n % 20}.", "answer": n // 20 + n % 20} for n in range(80)]
+    write_folder(home.tasks / "sums", 'extract = "last_number"\n[[verifier]]\nkind = "number"\n', rows[:60], rows[60:])
+    config = RunConfig(model="starter-1m", trainer="torch", tasks=("sums",), max_new_tokens=8, threads=1)
+    with library_in(home.tasks):
+        async with Scorer() as scorer:
+            await own._try(library.load_task("sums"), config, scorer, lambda _: None)
+        trials = stored_trials(home, config)
+        counts = trials.find(config, "silo")
+        assert counts is not None
+        assert (counts.questions, counts.answers) == (4, 4 * config.group_size)
+        assert trials.find(replace_config(config, max_new_tokens=9), "silo") is None
+        assert trials.find(replace_config(config, temperature=0.5), "silo") is None
+    (file,) = trials.folder.glob("*.json")
+    file.write_bytes(file.read_bytes()[:100])
+    with library_in(home.tasks):
+        assert trials.find(config, "silo") is None, "a file that was cut off is as if there was none"
+
+
+def replace_config(config: RunConfig, **changes: object) -> RunConfig:
+    return msgspec.structs.replace(config, **changes)
