@@ -97,7 +97,9 @@ async def test_help_over_a_field_lists_no_key_that_would_be_typed_into_it() -> N
         assert isinstance(pilot.app.screen.focused, Input)
         await pilot.press("f1")
         lines = await settled(pilot)
-        first, last = (next(n for n, line in enumerate(lines) if word in line) for word in ("Keys here", "You are typing"))
+        first, last = (
+            next(n for n, line in enumerate(lines) if word in line) for word in ("Keys here", "You are typing")
+        )
         left = lines[first].index("Keys here")
         names = [line[left : left + 16] for line in lines[first + 1 : last] if "Keys of" not in line]
         keys = " ".join(names).split()

@@ -36,7 +36,12 @@ class LogScreen(SearchableScreen, BaseScreen):
     def own_keys(self, state: DashboardState) -> list[Key]:
         """Pause, search, scroll, screens."""
         scroll: Key = ("↑ ↓ Home End", "scroll", "")
-        return [*self.pause_keys(state), ("/", "search", "screen.search"), scroll, ("1-5", "screens", "app.next_screen")]
+        return [
+            *self.pause_keys(state),
+            ("/", "search", "screen.search"),
+            scroll,
+            ("1-5", "screens", "app.next_screen"),
+        ]
 
     def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
         """Repaint when the log, the search or the width changed; keep following the end if it was in view."""

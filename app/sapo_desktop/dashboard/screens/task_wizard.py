@@ -80,7 +80,9 @@ class MeasuringScreen(Dialog[WizardResult | None]):
     async def _follow(self) -> None:
         output = self.query_one("#told", Static)
         who = base_name(self._base)
-        intro = f"Asking {who} a few training questions of the task, before any training. A node that is training waits."
+        intro = (
+            f"Asking {who} a few training questions of the task, before any training. A node that is training waits."
+        )
         try:
             async with aclosing(self._steps()) as steps:
                 async for step in steps:

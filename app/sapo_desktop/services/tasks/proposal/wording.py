@@ -104,22 +104,22 @@ SORTED_INTO = frozenset(
         "area",
     )
 )
-THINGS = SORTED_INTO | frozenset(
-    (
-        "abbreviation|account|action|address|age|allergen|amount|author|brand|capital|city|code|color|colour|command|comment|"
-        "company|complaint|continent|correction|cost|country|county|currency|customer|date|day|deadline|description|desk|"
-        "destination|diagnosis|dialect|difficulty|direction|discount|disease|distance|district|domain|dose|duration|email|"
-        "emotion|entry|enquiry|entity|error|event|feedback|field|firm|form|format|formula|forename|function|gender|grade|"
-        "headline|height|house|hour|id|ingredient|inquiry|instruction|item|job|keyword|language|length|letter|level|licence|"
-        "license|line|location|log|mail|material|meaning|message|method|minute|mistake|model|mood|month|name|note|number|office|"
-        "opinion|order|origin|paragraph|passage|pattern|person|phone|phrase|place|plan|post|price|priority|problem|product|"
-        "quantity|query|rating|reason|recipe|record|regex|region|reply|report|request|review|role|room|rule|salary|score|season|"
-        "section|sector|sentence|sentiment|severity|sex|shop|size|skill|song|source|species|speed|spelling|sport|stage|star|"
-        "state|statement|status|step|store|story|street|style|sum|summary|supplier|surname|symbol|symptom|synonym|target|task|"
-        "temperature|term|text|ticket|time|title|tone|town|trade|translation|tweet|unit|urgency|user|value|vehicle|verb|verdict|"
-        "version|volume|weekday|weight|width|word|year|zip"
-    ).split("|")
+_THINGS = (
+    "abbreviation|account|action|address|age|allergen|amount|author|brand|capital|city|code|color|colour|command|comment|"
+    "company|complaint|continent|correction|cost|country|county|currency|customer|date|day|deadline|description|desk|"
+    "destination|diagnosis|dialect|difficulty|direction|discount|disease|distance|district|domain|dose|duration|email|"
+    "emotion|entry|enquiry|entity|error|event|feedback|field|firm|form|format|formula|forename|function|gender|grade|"
+    "headline|height|house|hour|id|ingredient|inquiry|instruction|item|job|keyword|language|length|letter|level|licence|"
+    "license|line|location|log|mail|material|meaning|message|method|minute|mistake|model|mood|month|name|note|number|office|"
+    "opinion|order|origin|paragraph|passage|pattern|person|phone|phrase|place|plan|post|price|priority|problem|product|"
+    "quantity|query|rating|reason|recipe|record|regex|region|reply|report|request|review|role|room|rule|salary|score|season|"
+    "section|sector|sentence|sentiment|severity|sex|shop|size|skill|song|source|species|speed|spelling|sport|stage|star|"
+    "state|statement|status|step|store|story|street|style|sum|summary|supplier|surname|symbol|symptom|synonym|target|task|"
+    "temperature|term|text|ticket|time|title|tone|town|trade|translation|tweet|unit|urgency|user|value|vehicle|verb|verdict|"
+    "version|volume|weekday|weight|width|word|year|zip"
+    "|"
 )
+THINGS = SORTED_INTO | frozenset(_THINGS.split("|"))
 """Nouns that columns are named by: these stand in a sentence without quotation marks."""
 YES = frozenset({"yes", "true", "y", "1", "ja", "si", "sí", "oui"})
 NO = frozenset({"no", "false", "n", "0", "nein", "non"})
@@ -225,9 +225,7 @@ def _form(asked: WordingInput) -> str:
         order = "in any order" if isinstance(verifier, ItemSet) else "in the right order"
         order = "in alphabetical order" if not isinstance(verifier, ItemSet) and _alphabetical(asked) else order
         items = plural_noun(name) if name != "answer" else "items"
-        return (
-            f"the {items}, separated by {_MARKS.get(verifier.separator, repr(verifier.separator))}, {order}"
-        )
+        return f"the {items}, separated by {_MARKS.get(verifier.separator, repr(verifier.separator))}, {order}"
     if form := date_form(asked.answers):
         return f"the {name}, in the form {form}"
     return f"the {name}"
@@ -240,19 +238,22 @@ def _instruction(asked: WordingInput, shown: str) -> str:
         return _choose(verifier.options, shown, name)
     if isinstance(verifier, JsonEqual):
         return f"Turn this {shown} into JSON."
-    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
-        if not name or _is_thing(name):
-            return f"List the {plural_noun(name or 'item')} of this {shown}."
-        return f"Fill in {_label(name)} for this {shown}."
     if isinstance(verifier, ExactVerifier) and not date_form(asked.answers) and _rewritten(asked):
-        if name and not _is_thing(name):
-            return f"Rewrite this {shown}. The result is called {_label(name)}."
-        return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
+        return _rewriting(shown, name)
     numbers = few_numbers(asked.answers) if isinstance(verifier, NumberVerifier) else ()
     among = f" It is one of these: {', '.join(numbers)}." if numbers else ""
     if name and not _is_thing(name):
         return f"Fill in {_label(name)} for this {shown}.{among}"
+    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
+        return f"List the {plural_noun(name or 'item')} of this {shown}."
     return f"Give the {name or 'answer'} for this {shown}.{among}"
+
+
+def _rewriting(shown: str, name: str) -> str:
+    """The instruction to rewrite the text, for a column of that name."""
+    if name and not _is_thing(name):
+        return f"Rewrite this {shown}. The result is called {_label(name)}."
+    return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
 
 
 def _choose(options: Sequence[str], shown: str, name: str) -> str:
