@@ -45,7 +45,9 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     `parse_experiment` refuses unknown keys."""
 
     # What goes into the batch
-    per_source: Annotated[int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0, le=MOST_ROUNDS)] = 0
+    per_source: Annotated[
+        int, _doc("External groups of one node in a batch; 0 = no cap (the paper)", ge=0, le=MOST_ROUNDS)
+    ] = 0
     starved: Annotated[
         Literal["short", "ahead"],
         _doc(
@@ -104,7 +106,9 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     judge: Annotated[
         bool, _doc("Every node answers one held-out question a round, the same for all (the paper's open demo)")
     ] = False
-    token_budget: Annotated[int, _doc("Stop when a node has generated so many tokens on average; 0 = never", ge=0, le=10**12)] = 0
+    token_budget: Annotated[
+        int, _doc("Stop when a node has generated so many tokens on average; 0 = never", ge=0, le=10**12)
+    ] = 0
 
 
 def describe_conditions() -> Iterator[tuple[str, str, object]]:

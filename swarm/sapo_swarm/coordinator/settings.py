@@ -11,7 +11,6 @@ from sapo_swarm.protocol.invite import DEFAULT_PORT, is_host
 from sapo_swarm.registry import suggest_names
 from sapo_swarm.tasks.catalogue import CATALOGUE, PRESETS, STRICT_PRESETS
 
-
 MOST = 1_000_000_000
 """Upper bound of whatever is counted here: what no machine holds is refused, not tried."""
 
