@@ -18,7 +18,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.pieces import NEXT, ChatChunk, HeldOut, Marks
+from sapo_desktop.services.models.pieces import NEXT, ChatChunk, HeldOut, Marks, from_message
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
     KeptRow,
@@ -128,21 +128,16 @@ class ChatProcess:
             return
         await self._write(line)
         while "done" not in (part := await self._read()):
-            yield _said(part)
+            piece = from_message(part)
+            assert isinstance(piece, ChatChunk)
+            yield piece
 
     async def next_held_out(self) -> AsyncIterator[HeldOut | ChatChunk | Marks]:
         """The next held-out question, each model's answer to it so far, and the marks; nothing where no question is left.
         Raises AppError."""
         await self._write(NEXT)
         while "done" not in (part := await self._read()):
-            match part.get("kind"):
-                case "HeldOut":
-                    yield HeldOut(*(part[name] for name in HeldOut._fields))
-                case "Marks":
-                    rewards, right, total, problem = (part[name] for name in Marks._fields)
-                    yield Marks(tuple(rewards), tuple(right), total, problem)
-                case _:
-                    yield _said(part)
+            yield from_message(part)
 
     async def _write(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -166,10 +161,6 @@ class ChatProcess:
     async def close(self) -> None:
         """Release the memory, and let a waiting node continue."""
         await self._stack.aclose()
-
-
-def _said(part: dict[str, Any]) -> ChatChunk:
-    return ChatChunk(int(part["of"]), str(part["text"]), part["cut"] is True)
 
 
 # Screen 4's actions on this home. Heavy work runs in threads or in separate processes.
