@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sapo_backends.child_process import last_line, stderr_lines
 from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
@@ -114,7 +115,7 @@ class ChatProcess:
     async def _open(self) -> None:
         await self._stack.enter_async_context(node_held(self._home))
         self._process = await self._stack.enter_async_context(
-            children.child_process(["chat", self._model.name, "--json"])
+            children.verb_process(["chat", self._model.name, "--json"])
         )
         opened = await self._read()
         if "ready" not in opened:
@@ -151,9 +152,8 @@ class ChatProcess:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            errors = [text async for text in children.stderr_lines(self._process)]
-            reason = errors[-1].removeprefix("sapo-desktop: ") if errors else "The chat ended without a word."
-            raise AppError(reason)
+            errors = [text async for text in stderr_lines(self._process)]
+            raise AppError(last_line("\n".join(errors)) or "The chat ended without a word.")
         message = json.loads(line)
         assert isinstance(message, dict)
         return message
