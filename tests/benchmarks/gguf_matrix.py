@@ -1,6 +1,7 @@
 """Published GGUF files on every engine: load, tokens, log-probabilities, generation, training, export, and what the app foretold.
 
     python tests/benchmarks/gguf_matrix.py smollm2 [--engines torch llamacpp+torch mlx]
+    python tests/benchmarks/gguf_matrix.py --forecast       # foretold anew, with today's rules, for what was measured
     python tests/benchmarks/gguf_matrix.py --table          # what was measured so far, as Markdown
 
 A cell is a model (a name of packaging/real_models.py) on an engine, in fresh processes on one thread, one after the other:
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--again", action="store_true", help="measure cells that are there again")
+    parser.add_argument("--forecast", action="store_true", help="foretell what was measured again, with today's rules")
     parser.add_argument("--table", action="store_true", help="print what was measured as Markdown")
     parser.add_argument("--part", nargs=4, metavar=("PART", "MODEL", "ENGINE", "FILE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -72,7 +74,13 @@ def main() -> None:
         part, model, engine, file = arguments.part
         print(json.dumps(PARTS[part](path_of(model), engine, Path(file))))
         return
-    if arguments.table:
+    if arguments.forecast:
+        with tempfile.TemporaryDirectory() as home:
+            os.environ["SAPO_HOME"] = home
+            for line in kept_lines():
+                foretell(line)
+                keep(line)
+    if arguments.table or arguments.forecast:
         print(markdown(kept_lines()))
         return
     if not arguments.models or not set(arguments.models) <= set(MODELS):
@@ -194,28 +202,16 @@ def logprobs(file: Path, engine: str, page: Path) -> dict[str, Any]:
 
 def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
     """Load, a round, a step of examples and the export, as a node does them; beside each what the app foretold."""
-    from sapo_backends.measure.choice import RoundWorkload
     from sapo_backends.measure.probe import peak_memory
     from sapo_desktop.paths import Home
-    from sapo_desktop.services.bases import card, forecast, question_tokens
-    from sapo_desktop.services.machine import engines, memory_plan
-    from sapo_swarm.config import RunConfig
+    from sapo_desktop.services.bases import question_tokens
+    from sapo_desktop.services.machine import engines
     from sapo_swarm.tasks.own import library
 
     home = Home.find()
     library.set_task_folder(home.tasks)
     groups, group_size, most, examples = ROUND[name]
-    config = RunConfig(
-        model=str(file),
-        trainer=name,
-        device="cpu",
-        threads=1,
-        tasks=(TASK,),
-        local_groups=groups,
-        group_size=group_size,
-        max_new_tokens=most,
-    )
-    rates, _ = card.find_engine_rates(home, config, card.build_base_card(home, config, ask=False), measure=True)
+    config = run_config(file, name, (TASK,))
     run = home.data / "run"
     run.mkdir(parents=True, exist_ok=True)
     watch = Watch()
@@ -225,7 +221,6 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
         "load": watch.lap(),
         "loaded_gib": _gib(peak_memory()),
     }
-    config = msgspec.structs.replace(config, precision=engine.info.precision if "+" not in name else "auto")
     prompts, samples = _asked(config, engine, examples)
     asked, rows = prompts[:groups], [TokenSequence(s.prompt, s.completion) for s in samples]
     before = engine.logprobs(rows)
@@ -242,19 +237,59 @@ def work(file: Path, name: str, _page: Path) -> dict[str, Any]:
         result[which] = times | {"step": watch.lap()}
     result["tokens"] = {"generated": sum(lengths), "longest": max(lengths), "examples": len(samples)}
     result["tok_s"] = sum(lengths) / result["warm"]["generate"]["cpu_s"]
-    plan = memory_plan.plan_round_memory(config)
-    result["plan_gib"] = _gib(plan.needed) if plan else None
-    if rates is not None and (counts := question_tokens.count_question_tokens(home, config, make=True)):
-        mean = sum(lengths) / len(lengths)
-        shape = RoundWorkload(len(lengths), mean, True, group_size, counts.prompt, counts.shared, max(lengths))
-        result["foretold"] = {
-            "generate": rates.generate(shape),
-            "update": rates.update(groups * counts.prompt, sum(lengths)),
-            "step": forecast.step_seconds(rates, counts, examples),
-        }
+    if counts := question_tokens.count_question_tokens(home, config, make=True):
         result["counts"] = msgspec.to_builtins(counts)
+        _foretell(home, file, name, result)
     result["export"] = _export(file, engine, prompts[-ANSWERS:], samples, before)
     return result
+
+
+def run_config(file: Path, engine: str, tasks: tuple[str, ...]) -> Any:
+    """The run of a cell."""
+    from sapo_swarm.config import RunConfig
+
+    groups, group_size, most, _ = ROUND[engine]
+    return RunConfig(
+        model=str(file),
+        trainer=engine,
+        device="cpu",
+        threads=1,
+        tasks=tasks,
+        local_groups=groups,
+        group_size=group_size,
+        max_new_tokens=most,
+    )
+
+
+def foretell(line: dict[str, Any]) -> None:
+    """Put the forecasts of today's rules, on this machine's limits, in the place of those that were made when it was measured."""
+    from sapo_desktop.paths import Home
+
+    if "counts" in line["work"]:
+        _foretell(Home.find(), path_of(line["model"]), line["engine"], line["work"])
+
+
+def _foretell(home: Any, file: Path, engine: str, work: dict[str, Any]) -> None:
+    from sapo_backends.measure.choice import RoundWorkload
+    from sapo_desktop.services.bases import card, forecast
+    from sapo_desktop.services.bases.question_tokens import TokenCounts
+    from sapo_desktop.services.machine import memory_plan
+
+    counts, written = msgspec.convert(work["counts"], TokenCounts), work["tokens"]["generated"]
+    groups, group_size, _, examples = ROUND[engine]
+    config = run_config(file, engine, ())
+    precise = msgspec.structs.replace(config, precision=work["precision"] if "+" not in engine else "auto")
+    plan = memory_plan.plan_round_memory(precise, prompt=counts.prompt)
+    work["plan_gib"] = _gib(plan.needed) if plan else None
+    rates, _ = card.find_engine_rates(home, config, card.build_base_card(home, config, ask=False), measure=True)
+    if rates is not None:
+        rows, longest = groups * group_size, work["tokens"]["longest"]
+        shape = RoundWorkload(rows, written / rows, True, group_size, counts.prompt, counts.shared, longest)
+        work["foretold"] = {
+            "generate": rates.generate(shape),
+            "update": rates.update(groups * counts.prompt, written),
+            "step": forecast.step_seconds(rates, counts, examples),
+        }
 
 
 class Watch:

@@ -162,6 +162,8 @@ PROGRAM, SMALL_PROGRAM = 350 << 20, 220 << 20
 own kernels avoid what large matrix products load in addition."""
 MLX = 160 << 20
 """Bytes that MLX holds beyond what is counted (graphs, freed buffers), measured on a CPU with the bundled starter."""
+LLAMA_CPP_BATCH = 512
+"""Tokens that llama.cpp computes at once, all with room for their float32 logits."""
 TRANSFORMERS = 250 << 20
 """Bytes of transformers and its imports."""
 FALLBACK_MICRO_BATCH, FALLBACK_ACTIVATIONS = 1024, 3 << 30

@@ -17,6 +17,7 @@ from sapo_backends.checkpoints.gguf_write import write_adapter, zero_adapter
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.checkpoints.write_folder import read_state, write_state
+from sapo_backends.common import round_memory
 from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, draw_uniforms, rows_at_once, sample_tokens
 from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt
 from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, GgufAdapter, GgufModel, LlamaContext
@@ -246,8 +247,6 @@ class LiveAdapter:
 
 WIDTH = 64
 """Rows decoded at once."""
-BATCH = 512
-"""Tokens of a prompt computed at once."""
 CELL_STEP = 256
 """The cache grows in steps of this size, so that slightly longer work does not reallocate it."""
 
@@ -294,7 +293,9 @@ class LlamaCppEngine(Engine):
             held.close()
             self._context = None
         cells = -(-cells // CELL_STEP) * CELL_STEP
-        self._context = LlamaContext(self._model, cells, sequences, min(BATCH, cells), self._threads, self._kv)
+        self._context = LlamaContext(
+            self._model, cells, sequences, min(round_memory.LLAMA_CPP_BATCH, cells), self._threads, self._kv
+        )
         if self._live is not None:
             self._live.attach(self._context)
         return self._context

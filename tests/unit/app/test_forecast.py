@@ -150,3 +150,24 @@ def test_measured_rates_go_before_the_limits(home: Home) -> None:
     assert forecast_training(OWN, rates, ROWS, counts).round == pytest.approx(
         0.5 + 64 * 9 / 400 + (8 * 80 + 64 * 9) / 200 + 0.1
     )
+
+
+def test_the_quantisation_of_a_gguf_file_and_its_size_reach_the_forecasts(home: Home, tmp_path: Path) -> None:
+    """The file is seen as a folder elsewhere, and neither had been looked for behind it."""
+    from tests.support.gguf_files import placed, whole_model
+
+    from sapo_desktop.services.bases.card import quantisation_of
+    from sapo_desktop.services.machine.memory_plan import plan_round_memory
+
+    file = placed(tmp_path / "m.gguf", whole_model())
+    assert quantisation_of(str(file)) == "F32"
+    assert quantisation_of("starter") == ""
+    pair = msgspec.structs.replace(OWN, model=str(file), trainer="llamacpp+torch", device="cpu", threads=1)
+    both, alone = (plan_round_memory(config) for config in (pair, msgspec.structs.replace(pair, trainer="torch")))
+    assert both is not None
+    assert alone is not None
+    logits = 4 * 512 * 263  # its tokens
+    assert both.needed - alone.needed == file.stat().st_size + logits
+    long = plan_round_memory(pair, prompt=1000)
+    assert long is not None
+    assert long.needed > both.needed

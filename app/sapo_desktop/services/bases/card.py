@@ -15,6 +15,7 @@ import msgspec
 
 from sapo_backends.checkpoints import hub_cache, locate
 from sapo_backends.checkpoints.gguf_header import read_header
+from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware
@@ -118,7 +119,8 @@ def build_base_card(home: Home, config: RunConfig, *, ask: bool = True, measure:
 
 
 def add_time_forecast(home: Home, config: RunConfig, found: BaseCard, *, measure: bool = True) -> BaseCard:
-    """The card with the training time, forecast from the questions of its tasks. measure: see build_base_card. Blocks."""
+    """The card with the training time and the memory, forecast from its tasks' questions. measure: see build_base_card.
+    Blocks."""
     if config.method == "none":
         return found
     round_seconds = speed.recent_round_seconds(home, config)
@@ -129,7 +131,10 @@ def add_time_forecast(home: Home, config: RunConfig, found: BaseCard, *, measure
     groups = local_groups(config, found.size.parameters) + config.external_groups
     seconds = median(round_seconds) if round_seconds else 0.0
     time = forecast.forecast_training(config, speeds, groups * config.group_size, counts, seconds)
-    return replace(found, time=time, measured=measured or bool(round_seconds), rounds=len(round_seconds))
+    plan = found.plan
+    if counts is not None:
+        plan = memory_plan.plan_round_memory(config, None, found.size, bool(found.slow), counts.prompt)
+    return replace(found, plan=plan, time=time, measured=measured or bool(round_seconds), rounds=len(round_seconds))
 
 
 def _facts(config: RunConfig, ask: bool) -> BaseCard:
@@ -263,7 +268,7 @@ def find_engine_rates(
 def quantisation_of(model: str) -> str:
     """The quantisation of a GGUF file's weights, such as "Q4_K_M"; "" for anything else, and where it cannot be read."""
     with contextlib.suppress(BackendError, OSError):
-        if (path := locate.resolve_model(model)).suffix == ".gguf":
+        if (path := gguf_of(locate.resolve_local_model(model))) is not None:
             return read_header(path).quantisation
     return ""
 

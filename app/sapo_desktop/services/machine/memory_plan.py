@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import msgspec
 
+from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.spec import why_not
 from sapo_backends.checkpoints.tokenizer import read_json
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.round_memory import ModelSize, RoundShape
-from sapo_backends.errors import ModelNotFound, size_text
+from sapo_backends.errors import BackendError, ModelNotFound, size_text
 from sapo_backends.measure import probe
 from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.precision import model_size
@@ -24,6 +26,8 @@ from sapo_swarm.node.governor.rules import ResourceLimits
 
 PROMPT = 256
 """Tokens of a long question; those of the bundled tasks are shorter."""
+LONGEST = 1.5
+"""The longest question of a round has so many times the tokens of the mean one."""
 ASKED_AGAIN_S = 60
 """Seconds for which a GPU's free memory is cached: asking takes a process that imports torch."""
 
@@ -73,13 +77,18 @@ class MemoryPlan:
 
 
 def plan_round_memory(
-    config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
+    config: RunConfig,
+    available: int | None = None,
+    size: ModelSize | None = None,
+    fallback: bool = False,
+    prompt: float = 0.0,
 ) -> MemoryPlan | None:
     """The memory of the run's rounds on this machine; None where unknown: an engine not built in, a GPU that does not answer,
     a model that is neither on this disk nor given by its size.
 
     available: bytes of the computer's memory, by default what is free; where an NVIDIA GPU trains, its own memory counts
-    instead. fallback: transformers computes it. Blocks, with such a GPU for seconds."""
+    instead. fallback: transformers computes it. prompt: mean tokens of the run's questions; 0 where they
+    were not counted. Blocks, with such a GPU for seconds."""
     trainer = engines.choose_trainer(config).rpartition("+")[2]
     if trainer not in ("torch", "mlx"):
         return None
@@ -96,7 +105,7 @@ def plan_round_memory(
         fallback = fallback or bool(trainer == "torch" and why_not(read_json(folder / "config.json")))
     free = card.free if card else hardware.available_memory() if available is None else available
     groups = local_groups(config, size.parameters) + config.external_groups
-    shape = RoundShape(groups, config.group_size, PROMPT, config.max_new_tokens)
+    shape = RoundShape(groups, config.group_size, round(LONGEST * prompt) or PROMPT, config.max_new_tokens)
 
     plan = MemoryPlan(shape, config.external_groups, _needed(config, size, shape, fallback, card), free, None)
     return plan if plan.fits else _with_smaller(plan, config, size, fallback, card)
@@ -150,7 +159,7 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
         wide = card.compute_bytes == 4
     sharded = trainer.endswith("torch") and size.parameters < round_memory.SHARDED_BELOW and not card
     workers = (config.threads or hardware.default_threads()) if sharded else 1
-    beside = 2 * size.parameters if "+" in trainer and not card else 0
+    beside = _bytes_of_generator(config, size) if "+" in trainer and not card else 0
     beside += round_memory.MLX if trainer.endswith("mlx") else 0
     beside += 0 if card else round_memory.TOKENIZER * size.vocabulary
     return beside + round_memory.bytes_of_round(
@@ -162,6 +171,15 @@ def _needed(config: RunConfig, size: ModelSize, shape: RoundShape, fallback: boo
         four_bit=hardware.is_four_bit(config.precision),
         card=card.total if card else 0,
     )
+
+
+def _bytes_of_generator(config: RunConfig, size: ModelSize) -> int:
+    """Of llama.cpp beside the trainer: the person's GGUF file as it is, or one in F16, and the logits of a batch."""
+    weights = 2 * size.parameters
+    with contextlib.suppress(BackendError, OSError):
+        if (file := gguf_of(load_request.local_folder(config))) is not None:
+            weights = file.stat().st_size
+    return weights + 4 * round_memory.LLAMA_CPP_BATCH * size.vocabulary
 
 
 def computes_in(config: RunConfig, trainer: str) -> str:
