@@ -25,7 +25,7 @@ _WIDTH = 118
 
 
 def tree() -> str:
-    """Every package with the first sentence of its docstring; of the floors themselves the modules too."""
+    """The floors and the packages right below them, each with the first sentence of its docstring."""
     return "\n".join(line for floor in FLOORS for line in _lines(ROOT / floor, 0)) + "\n"
 
 
@@ -39,11 +39,8 @@ def _lines(folder: Path, depth: int) -> Iterator[str]:
     name = f"{folder.parent.name}/{folder.name}/" if depth == 0 else f"{folder.name}/"
     yield _line(name, folder / "__init__.py", depth)
     if depth == 0:
-        for module in sorted(folder.glob("*.py")):
-            if not module.name.startswith("__"):
-                yield _line(module.name, module, 1)
-    for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        yield from _lines(inner, depth + 1)
+        for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
+            yield from _lines(inner, depth + 1)
 
 
 def _line(name: str, module: Path, depth: int) -> str:

@@ -152,8 +152,8 @@ AnswerFormat = Literal["tags", "boxed", "last_line", "json"]
 class RewardRule(msgspec.Struct, frozen=True, array_like=True):
     """How a verdict becomes a reward. partial: the task's partial credit instead of strict 0/1. contrast: a text is also
     scored on this many other questions of its task, and the best of these scores is subtracted, so that an answer-only
-    shortcut earns nothing (docs/decisions/0015-contrast.md). answer_format: where a text's answer stands. in_reasoning: texts
-    begin within the reasoning, which their prompt opened."""
+    shortcut earns nothing (docs/decisions/0014-swapped-answers.md). answer_format: where a text's answer stands. in_reasoning:
+    texts begin within the reasoning, which their prompt opened."""
 
     partial: bool = False
     contrast: int = 0

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -157,14 +157,15 @@ def _reaped(pid: int, until: float) -> tuple[int, resource.struct_rusage, bool]:
 
 
 class _ForkedChild:
-    """The app's child that reads foreign files, as a fork: what inspection asks of a subprocess.Popen."""
+    """The app's child that reads foreign files, as a fork: in place of a ChildProcess."""
 
-    def __init__(self, folder: Path, errors: IO[bytes]) -> None:
+    def __init__(self, folder: Path) -> None:
         import io
 
         from sapo_backends.checkpoints import inspection_child
 
         read, write = os.pipe()
+        errors = self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         self.returncode: int | None = None
         self.stdout = io.FileIO(read, "rb")
         self.pid = os.fork()
@@ -191,37 +192,43 @@ class _ForkedChild:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
-        """As of Popen."""
+    def __enter__(self) -> _ForkedChild:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.ends_within(PATIENCE * SECONDS)
+        self.stdout.close()
+        self._errors.close()
+
+    def ends_within(self, seconds: float, look: Callable[[], None] | None = None) -> bool:
+        """As of ChildProcess."""
         import select
 
         if self.poll() is None:
             descriptor = os.pidfd_open(self.pid)
             try:
-                if not select.select([descriptor], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+                if not select.select([descriptor], [], [], seconds)[0]:
+                    return False
             finally:
                 os.close(descriptor)
-        code = self.poll()
-        assert code is not None
-        return code
+        return self.poll() is not None
 
-    def kill(self) -> None:
-        """As of Popen."""
-        os.kill(self.pid, signal.SIGKILL)
+    @property
+    def code(self) -> int:
+        """As of ChildProcess."""
+        assert self.returncode is not None
+        return self.returncode
 
+    def read_output(self, most: int = -1) -> bytes:
+        """As of ChildProcess."""
+        return self.stdout.read(most) or b""
 
-@contextlib.contextmanager
-def _forked_child(folder: Path, errors: IO[bytes]) -> Iterator[_ForkedChild]:
-    """In place of inspection._started."""
-    child = _ForkedChild(folder, errors)
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-        child.stdout.close()
+    def read_errors(self, most: int = -1) -> str:
+        """As of ChildProcess."""
+        self._errors.seek(0)
+        return self._errors.read(most).decode("utf-8", "replace")
 
 
 def prepare(good: Path, home: Path) -> None:
@@ -239,7 +246,7 @@ def prepare(good: Path, home: Path) -> None:
     inspection_child.read_small_files(
         Path(inspection_child.__file__).parents[3] / "assets/sapo_assets/models/starter-1m"
     )
-    inspection._started = _forked_child  # type: ignore[assignment]
+    inspection._start_child = _ForkedChild
     gc.freeze()
     again = good.with_name("again.gguf")
     again.write_bytes(good.read_bytes() + b"\0")  # not the one that is remembered

@@ -185,35 +185,45 @@ ROWS = (
 
 _HEAD = """# Which models work
 
-Each cell is a test on a tiny model of random weights against transformers in float64: log-probabilities of what was
-sampled, and an update. Made by `python tests/support/families.py > docs/models.md`.
+Each cell is a test of an engine on a tiny model of random weights, against transformers in float64: log-probabilities
+of what was sampled, and an update (*torch full*, *llama.cpp* and *MLX* in float32, the last two with an adapter). Made
+by `python tests/support/families.py > docs/models.md`.
 
-- **exact**: the same but for rounding. In bfloat16: the median error is at most 1.6 times that of transformers' own
-  bfloat16.
-- **exact up to the model's window**: this engine computes no sliding window for the family, so it loads the model for
-  texts no longer than the window, which are the same.
-- **works, by transformers**: right, and slower: [engines.md](engines.md) says by how much. The facts of a run name it
-  as `computed_by`.
+- **exact**: the same but for rounding; in bfloat16 a median error at most 1.6 times that of transformers' own.
+- **in the window**: exact for texts no longer than the model's sliding window, which this engine does not compute; it
+  loads the model for such texts only.
+- **works**: right, and slower, as transformers computes it (`computed_by` in the facts of a run;
+  [engines.md](engines.md) says how much slower); or with the difference in the cell.
+- **no**: refused with the reason; use torch.
 
-What counts is the model's config.json and not its name: `"architectures"`, and in the rows that begin with *exact* also
+What counts is the model's config.json and not its name: the architecture, and in the rows that begin with *exact* also
 the rope type (default, linear, llama3; longrope of Phi-3), rotary embeddings of whole heads (but for Phi-3), the
-activation, the types of its layers and that it is not quantised (MLX reads its own quantised weights). What is in no
-row, or differs in one of these, goes to transformers with torch; llama.cpp and MLX refuse it. *torch full*, *llama.cpp*
-and *MLX* are measured in float32, the last two with an adapter.
+activation, the types of its layers and that it is not quantised (MLX reads its own quantised weights). Everything else
+goes to transformers with torch; llama.cpp and MLX refuse it.
 
-Published models that differ from the row of their family:
-
-- OLMo 3 has YaRN rotary embeddings: torch computes it by transformers, llama.cpp and MLX refuse it.
-- Phi-3-mini-4k has a sliding window of 2,047 tokens: llama.cpp and MLX are exact up to that.
-- Gemma 3 from 4B on also sees. Its language part is what is computed, as the row says, and what leaves.
+Published models that differ from their family's row: OLMo 3 has YaRN rotary embeddings (torch by transformers, the
+others refuse it); Phi-3-mini-4k has a sliding window of 2,047 tokens (llama.cpp and MLX: in the window); Gemma 3 from
+4B on also sees, and its language part is what is computed and exported.
 """
+_ON_THE_PAGE = {
+    WINDOW: "in the window",
+    TRANSFORMERS: "works",
+    NO_LONGROPE: "no",
+    MLX_GELU: "works (exact GELU for its tanh approximation)",
+    GGML_GELU: "works (GELU from a float16 table)",
+}
+"""Cells in the words of the page's legend."""
 
 
 def page() -> str:
     """docs/models.md."""
     lines = [_HEAD, f"| family | for example | {' | '.join(MODES)} |", "|---" * (2 + len(MODES)) + "|"]
-    lines += [f"| {row.family} | {row.examples} | {' | '.join(row.cells)} |" for row in ROWS]
+    lines += [f"| {row.family} | {row.examples} | {' | '.join(map(_page_cell, row.cells))} |" for row in ROWS]
     return "\n".join(lines) + "\n"
+
+
+def _page_cell(cell: str) -> str:
+    return _ON_THE_PAGE.get(cell, "no" if cell.startswith("no: ") else cell)
 
 
 if __name__ == "__main__":

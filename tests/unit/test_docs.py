@@ -185,7 +185,7 @@ def test_the_manual_has_every_verb() -> None:
 def test_the_index_of_decisions_has_every_page_by_its_heading() -> None:
     pages = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     heads = {page.name: page.read_text("utf-8").partition("\n")[0] for page in pages}
-    rows = re.findall(r"^\| (\d+) \| \[(.+)\]\((\S+)\) \| .+ \|$", read("docs/decisions/README.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^- (\d+)\. \[(.+)\]\((\S+)\)$", read("docs/decisions/README.md"), flags=re.MULTILINE)
     assert {name: f"# {number}. {title}" for number, title, name in rows} == heads
 
 

@@ -25,45 +25,44 @@ TEXT = re.sub(r"\s+", " ", (ROOT / "THREAT_MODEL.md").read_text("utf-8"))
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 HOST = msgspec.structs.asdict(CoordinatorSettings())
 FACTS = [
-    f"with {inspection.MEMORY_BYTES / 1e9:.1f} GB of memory and {inspection.PROCESSOR_S} s of processor time",
-    f"of a GGUF file it reads the header, makes the config and the tokenizer, and has {inspection.MAKING_S} s",
+    f"with {inspection.MEMORY_BYTES / 1e9:.1f} GB of memory and {inspection.PROCESSOR_S} s of processor time "
+    f"(GGUF: {inspection.MAKING_S} s;",
     f"{'one second' if chat_template.SECONDS == 1 else chat_template.SECONDS} of processor time",
-    f"numbers in a row with {WORDS[drift.LONG_NUMBER]} digits or more, of which {WORDS[drift.FEWEST_DIGITS]} differ",
+    f"numbers of {WORDS[drift.LONG_NUMBER]} digits or more, of which {WORDS[drift.FEWEST_DIGITS]} differ",
     f"{wire.MAX_PACKED // 2**20} MB packed and {folder.MAX_BYTES // 2**20} MB unpacked at most",
-    f"of different ones {spec.MAX_WORK:,} characters are checked in `task.toml`, in the rows and in the schema each",
-    f"{rubric.MAX_ANSWER:,} characters of it; of {rubric.LARGEST // 1024} KB of reply at most",
+    f"{spec.MAX_WORK:,} characters of different patterns are checked in `task.toml`, in the rows and in the schema each",
+    f"cut at {rubric.MAX_ANSWER:,} characters; of {rubric.LARGEST // 1024} KB of reply only the last line",
     f"a call takes {WORDS[round(rubric.DEADLINE_S / 60)]} minutes at most",
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
-    f"longer than {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor",
+    f"over {'a second' if worker.DEADLINE_S == 1 else worker.DEADLINE_S} of a processor strikes",
     f"bodies of {endpoint.LARGEST_BODY // 2**20} MB and {WORDS[round(endpoint.BODY_S)]} seconds; {endpoint.WAITING} requests",
-    f"{servers.MOST} connections, of which those without the token give way first",
-    f"{servers.MOST} connections, of which those on which nobody showed the key give way first",
-    f"until its parent ends it, {WORDS[round(process.JOB_S + process.MARGIN_S)]} seconds after a job began, or within "
-    f"{'twenty' if process.REST_S == 10 else 2 * process.REST_S} where it works on",
+    f"{servers.MOST} connections, those without the token give way first",
+    f"{servers.MOST} connections, those without the key give way first",
+    f"until its parent ends it, {WORDS[round(process.JOB_S + process.MARGIN_S)]} seconds after a job began (or within "
+    f"{'twenty' if process.REST_S == 10 else 2 * process.REST_S} when",
     f"{WORDS[client.INTERIM_ANSWERS]} interim answers at most",
-    f"behind it at most {WORDS[prompts.TAIL]} spaces",
-    f"of the newest {drift.WINDOW} groups (of fewer where these hold over {drift.MOST_TAKEN:,} such phrases) "
+    f"at most {WORDS[prompts.TAIL]} spaces or closing marks",
+    f"of the newest {drift.WINDOW} groups (fewer where these hold over {drift.MOST_TAKEN:,} phrases) "
     f"{WORDS[drift.LIMIT]} may teach a phrase",
-    f"with more such phrases than {drift.MOST_FOREIGN:,} and than "
-    f"{'twice' if drift.PHRASES_LONGER == 2 else drift.PHRASES_LONGER} as many as this node's own texts would have is refused",
+    f"a group with more than {drift.MOST_FOREIGN:,} and "
+    f"{'twice' if drift.PHRASES_LONGER == 2 else drift.PHRASES_LONGER} the phrases of own texts is refused",
     f"in over {drift.DRIFT:.0%} of its newest {drift.LOCAL_WINDOW} attempts, and in {drift.LEAST_DRIFT} of them".replace(
         "%", " %"
     ),
-    f"while it stood in {drift.LEAST_DRIFT} of its newest {drift.LOCAL_WINDOW} attempts",
     f"or {receive.REMEMBERED:,} newer groups",
-    f"in the first {drift.BASE_LOCAL} attempts that are read here ({drift.LOCAL_A_ROUND} a round at most) counts as its own",
-    f"during the first {drift.MIN_LOCAL} of them no phrase is refused",
-    f"own texts of more than {2 * drift.PHRASES_LONGEST:,} characters",
-    f"of {WORDS[exchange.PROBED]} of these texts at most, chosen at random",
-    f"in {int(drift.CARRIED * drift.WINDOW) + 1} of the newest {drift.WINDOW} groups taken since the node's start",
-    f"Each memory of phrases holds {drift.REMEMBERED:,}",
+    f"in its first {drift.BASE_LOCAL} attempts ({drift.LOCAL_A_ROUND} a round) counts as its own; "
+    f"in the first {drift.MIN_LOCAL} no phrase is refused",
+    f"own texts over {2 * drift.PHRASES_LONGEST:,} characters",
+    f"({WORDS[exchange.PROBED]} texts a group, at random;",
+    f"in {int(drift.CARRIED * drift.WINDOW) + 1} of the newest {drift.WINDOW} groups taken since its start",
+    f"A memory holds {drift.REMEMBERED:,} phrases",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",
     f"the first {evaluation.EXCLUDED_PER_TASK} held-out questions of a task, {evaluation.IN_ALL:,} over all",
     f"half of the questions of {WORDS[len(evaluation.FEW)]} tasks that have 90 to 216",
-    f"not of {WORDS[len({task.split('/')[0] for task in evaluation.SLOW})]} tasks whose questions take too long",
+    f"not of {WORDS[len({task.split('/')[0] for task in evaluation.SLOW})]} tasks that are slow to make",
     f"{WORDS[HOST['invite_uses']]} uses unless you say otherwise",
     f"nothing was heard for {HOST['idle_days']:.0f} days",
-    f"that were silent for those {HOST['idle_days']:.0f} days go to newcomers",
+    f"nodes silent for {HOST['idle_days']:.0f} days go to newcomers",
     f"joined {'an hour' if FIRST_EXCHANGE_S == 3600 else FIRST_EXCHANGE_S} ago and never exchanged",
     f"{directory.MAX_BYTES // 1024} KiB at most",
     f"a trial: {WORDS[trial.EXTERNAL]} external groups a batch",

@@ -1,12 +1,10 @@
-"""A session in lines: asks the first questions, follows the feed, prints news, runs what is typed. Nothing is repainted."""
+"""A session in lines: follows the feed, prints news, runs what is typed. Nothing is repainted."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from sapo_desktop.dashboard.look import plain_text
@@ -14,163 +12,8 @@ from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.state import DashboardState, EventFeed, NodeLink, QuitChoice, ReplayRewound, apply_event
 from sapo_desktop.errors import CommandFailed
 from sapo_desktop.linear import facts
-from sapo_desktop.services.first_questions import LIST, OTHER, OWN, FirstRunAnswers, FirstRunInfo, is_checked
+from sapo_desktop.linear.questions import TypedLines
 from sapo_swarm.events import EPHEMERAL, Event, RoundFinished
-
-# Typed lines, read one at a time and only on demand, so that a verb that is running has the keyboard.
-
-_CHUNK = 65_536
-_LONGEST = 4096
-"""Characters of a line that are read."""
-
-
-class TypedLines:
-    """Reads a file descriptor in a daemon thread, so that leaving does not hang on a read."""
-
-    def __init__(self, descriptor: int = 0) -> None:
-        self._descriptor = descriptor
-        self._bytes = b""
-        self._ended = False
-        self._reading: asyncio.Future[bytes] | None = None
-
-    async def line(self) -> str | None:
-        """The next line without its line ending; None at the end of the input."""
-        while b"\n" not in self._bytes and not self._ended:
-            if self._reading is None:
-                self._reading = asyncio.get_running_loop().create_future()
-                threading.Thread(target=self._read, args=(self._reading,), daemon=True).start()
-            chunk = await asyncio.shield(self._reading)
-            self._reading = None
-            self._bytes, self._ended = self._bytes + chunk, not chunk
-        first, _, self._bytes = self._bytes.partition(b"\n")
-        if self._ended and not first:
-            return None
-        return first.decode("utf-8", "replace").rstrip("\r")[:_LONGEST]
-
-    def _read(self, reading: asyncio.Future[bytes]) -> None:
-        try:
-            chunk = os.read(self._descriptor, _CHUNK)
-        except OSError:  # the terminal is gone
-            chunk = b""
-        try:
-            reading.get_loop().call_soon_threadsafe(_tell, reading, chunk)
-        except RuntimeError:  # the event loop has closed
-            return
-
-
-def _tell(reading: asyncio.Future[bytes], found: bytes) -> None:
-    if not reading.done():
-        reading.set_result(found)
-
-
-# The first questions, one after another: answers are numbered, Enter takes the first, q leaves.
-
-MODES = (
-    ("silo", "train alone, nothing leaves this machine"),
-    ("swarm", "share the text of attempts, learn from other nodes'; needs an invite"),
-)
-
-
-class Left(Exception):
-    """The person chose to start nothing."""
-
-
-class FirstRunQuestions:
-    """Asks each question until the answer is valid; says why an answer is not."""
-
-    def __init__(self, typed: TypedLines, say: Callable[[str], None]) -> None:
-        self._typed, self._say = typed, say
-
-    async def ask(self, info: FirstRunInfo) -> FirstRunAnswers | None:
-        """The answers; None if the person left."""
-        self._say(
-            "Welcome to sapo-desktop. It trains a small language model on reasoning tasks by reinforcement learning, here, "
-            "on this machine, until you stop it. To train on a table of your own instead, leave with q and type: "
-            "sapo-desktop tasks new FILE --name NAME. Enter takes answer 1 of every question, q leaves and starts nothing."
-        )
-        try:
-            mode: Literal["silo", "swarm"] = "swarm" if await self._pick("Mode", MODES) == "swarm" else "silo"
-            invite = await self._invite(info) if mode == "swarm" else ""
-            hardware = await self._pick("Hardware", info.hardware)
-            model = await self._model(info)
-            tasks = await self._pick("Tasks", [task for task in info.tasks if task[0] != OWN])
-            limits = await self._pick("Limits", info.limits)
-            name = (await self._line("Name that a swarm sees, or Enter to stay anonymous"))[:40]
-        except Left:
-            return None
-        return FirstRunAnswers(mode, invite, False, hardware, model, tasks, limits, name)
-
-    async def _line(self, question: str) -> str:
-        self._say(question)
-        line = await self._typed.line()
-        if line is None or line.strip() == "q":
-            raise Left
-        return line.strip()
-
-    async def _pick(self, name: str, answers: Sequence[tuple[str, str]]) -> str:
-        self._say(f"{name}, {len(answers)} answers:")
-        for place, (value, what) in enumerate(answers, 1):
-            self._say(f"{place}, {plain_text(value, 80)}: {plain_text(what, 200)}")
-        values = [value for value, _ in answers]
-        while True:
-            line = await self._line(f"{name}: a number, or Enter for {values[0]}")
-            if not line or line in values:
-                return line or values[0]
-            if line.isascii() and line.isdigit() and 1 <= int(line[:4]) <= len(values):
-                return values[int(line[:4]) - 1]
-            self._say(f"{plain_text(line, 40)} is none of the {len(values)} answers")
-
-    async def _invite(self, info: FirstRunInfo) -> str:
-        from sapo_swarm.protocol.invite import (  # imports cryptography: only when an invite is typed
-            BadInvite,
-            parse_invite,
-        )
-
-        while True:
-            line = await self._line("Paste the invite, one line that begins with sapo://")
-            try:
-                parse_invite(line)
-                wrong = await info.let_in(line) if info.let_in else ""
-            except BadInvite as error:
-                wrong = str(error)
-            if not wrong:
-                return line
-            self._say(plain_text(wrong, 400))
-
-    async def _model(self, info: FirstRunInfo) -> str:
-        """A usable model; the hub is asked about a typed name, and about the hub models on the list."""
-        while True:
-            chosen = await self._pick("Model", info.models)
-            if chosen == LIST:
-                chosen = await self._listed(info)
-            model = await self._name() if chosen == OTHER else chosen
-            wrong = await info.check(model) if info.check and is_checked(chosen) else ""
-            if not wrong:
-                return model
-            self._say(plain_text(wrong, 400))
-
-    async def _listed(self, info: FirstRunInfo) -> str:
-        """A model on this computer or to download. Unusable ones are listed first, each with its reason."""
-        assert info.offers is not None  # otherwise this answer is not offered
-        self._say("Looking for models on this computer")
-        groups, answers = await info.offers(False), list[tuple[str, str]]()
-        for group in groups:
-            for offer in group.offers:
-                if offer.blocked:
-                    self._say(f"Not {plain_text(offer.value, 80)}: {plain_text(offer.blocked, 200)}")
-                else:
-                    answers.append((offer.value, f"{offer.detail}. {group.title}"))
-            for note in group.notes:
-                self._say(plain_text(note, 300))
-        return await self._pick("Model of the list", answers) if answers else OTHER
-
-    async def _name(self) -> str:
-        while not (line := await self._line("The model's hub id, such as owner/name, a GGUF file, or a folder")):
-            self._say("Type one, or q to leave")
-        return line
-
-
-# A session in lines: follows the feed, prints news, runs what is typed. Lines are appended, never repainted.
 
 QUIET_S = 0.5
 """The history is loaded when no event has arrived for this long; then the run's position is printed."""
@@ -189,6 +32,7 @@ F: finish the round, then pause.
 z: snooze 15 minutes; z 60 for an hour.
 r: run for an hour, ignoring battery, heat and schedule; again ends that.
 d: doctor, what works on this machine.
+m: train a model on a table of yours.
 news few, news rounds, news none: how much is told by itself.
 q: leave; it is asked what becomes of the node.
 Every verb of sapo-desktop works here without its first word: config, join by node --join, chat, compare, export, rollouts."""
@@ -206,9 +50,11 @@ class LinearSession:
         say: Callable[[str], None],
         verb: Callable[[list[str]], Awaitable[int]],
         start: Callable[[], Awaitable[None]] | None = None,
+        make_task: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """say: prints one line. verb: runs a command-line verb, which may read from the keyboard. start: starts or finds the
-        node; None for a recording."""
+        node; make_task: leads from a table to a model in training, reading from the keyboard; None for a recording."""
+        self._make_task = make_task
         self._feed, self._typed, self._print, self._verb, self._start = feed, typed, say, verb, start
         self._state = DashboardState()
         self._news: News = "few"
@@ -358,6 +204,8 @@ class LinearSession:
                 await self._command("obey", "The automatic rules count again")
             else:
                 await self._command("run_anyway", "Running for an hour; memory and disk still count", for_s=3600)
+        elif word == "m" and self._make_task is not None:
+            await self._with_keyboard(self._make_task)
         elif len(head) == 1 and head not in "4d":
             self._say(f"{head} is nothing here. A question mark lists what can be typed")
         else:
@@ -408,9 +256,13 @@ class LinearSession:
         except ValueError:
             self._say("A quotation mark is open in that line")
             return
+        await self._with_keyboard(lambda: self._verb(arguments))
+
+    async def _with_keyboard(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do what reads from the keyboard; news wait until it is done."""
         self._held = []
         try:
-            await self._verb(arguments)
+            await work()
         finally:
             waiting, self._held = self._held, None
             for line in waiting:

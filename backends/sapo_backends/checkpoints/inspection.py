@@ -14,17 +14,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO
 
 from sapo_backends.base import Progress
 from sapo_backends.cache_folder import cache_folder
+from sapo_backends.child_process import ChildProcess, child_environment, describe_end, python_command
 from sapo_backends.errors import ModelNotFound, size_text
 
 _CHILD = "sapo_backends.checkpoints.inspection_child"
@@ -41,8 +38,6 @@ DEADLINE_ALONE_S = 18.0
 """Wall-clock limit where no limit of processor time can be set."""
 REFUSED = "refused: "
 """Prefix of a line in which the child writes a sentence for a person."""
-LOOK_S = 0.2
-"""Seconds between calls of `progress`, which may stop the wait."""
 VERSION = 1
 """Version of the inspection: results remembered from another version are ignored."""
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -116,31 +111,16 @@ def _run_child(folder: Path, gguf: Path | None = None, progress: Progress | None
     """Raises ModelNotFound unless the child reports success. gguf: the file that the small files are made from first."""
     shown, seconds = gguf or folder, MAKING_S if gguf else PROCESSOR_S
     deadline = DEADLINE_S if _has_processor_limit() else max(DEADLINE_ALONE_S, 1.0 * seconds)
-    with tempfile.TemporaryFile() as errors, _started(folder, errors) as process:
-        assert process.stdout is not None
-        if not _ends_within(process, deadline, progress):
+    look = None if progress is None else partial(progress, 0.0, "reading the model's tokenizer and config")
+    with _start_child(folder) as child:
+        if not child.ends_within(deadline, look):
             raise _refused(shown, f"reading them takes longer than {deadline:.0f} s")
-        answer = process.stdout.read(4096).decode("utf-8", "replace").strip()
-        if process.returncode == 0 and answer.startswith("ok"):
+        answer = child.read_output(4096).decode("utf-8", "replace").strip()
+        if child.code == 0 and answer.startswith("ok"):
             return
-        if gguf and process.returncode > 0 and answer.startswith(REFUSED):
+        if gguf and child.code > 0 and answer.startswith(REFUSED):
             raise ModelNotFound(_one_line(answer.removeprefix(REFUSED), 1000))
-        raise _refused(shown, _reason(process.returncode, answer, errors, seconds))
-
-
-def _ends_within(process: subprocess.Popen[bytes], seconds: float, progress: Progress | None) -> bool:
-    """Whether the process ends by itself in time. `progress` is called repeatedly; what it raises is passed on."""
-    end = time.monotonic() + seconds
-    while True:
-        if progress is not None:
-            progress(0.0, "reading the model's tokenizer and config")
-        left = end - time.monotonic()
-        try:
-            process.wait(max(0.0, left if progress is None else min(left, LOOK_S)))
-            return True
-        except subprocess.TimeoutExpired:
-            if left <= LOOK_S:
-                return False
+        raise _refused(shown, _reason(child.code, answer, child.read_errors(1 << 16), seconds))
 
 
 def _one_line(text: str, most: int) -> str:
@@ -155,11 +135,9 @@ def _refused(shown: Path, reason: str) -> ModelNotFound:
     )
 
 
-def _reason(code: int, answer: str, errors: IO[bytes], seconds: int) -> str:
+def _reason(code: int, answer: str, words: str, seconds: int) -> str:
     import signal
 
-    errors.seek(0)
-    words = errors.read(1 << 16).decode("utf-8", "replace")
     if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)) and code:
         return f"it takes more than {seconds} s of processor time"
     if answer.startswith("memory") or "memory allocation" in words or "MemoryError" in words:
@@ -167,30 +145,15 @@ def _reason(code: int, answer: str, errors: IO[bytes], seconds: int) -> str:
     if answer:
         return _one_line(" ".join(answer.split()), 200).rstrip(".")
     lines = [_one_line(" ".join(line.split()), 120) for line in words.splitlines() if line.strip()]
-    how = f"signal {-code}" if code < 0 else f"code {code}"
-    return f"the process that read them ended with {how}" + (f" ({lines[-1]})" if lines else "")
+    return f"the process that read them ended with {describe_end(code)}" + (f" ({lines[-1]})" if lines else "")
 
 
-@contextlib.contextmanager
-def _started(folder: Path, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _start_child(folder: Path) -> ChildProcess:
     frozen = getattr(sys, "frozen", False)
-    command = [sys.executable, SWITCH] if frozen else [sys.executable, "-P", "-m", _CHILD]
-    passed = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-    environment = {name: os.environ[name] for name in passed if name in os.environ}
-    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"}
-    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-    environment |= {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [*command, str(folder)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    command = [sys.executable, SWITCH, str(folder)] if frozen else python_command(_CHILD, str(folder))
+    single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    return ChildProcess(command, child_environment({"PYTHONUTF8": "1", **single, **quiet}, private=True))
 
 
 def _has_processor_limit() -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +15,7 @@ from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.gguf_write import Kind, cached_gguf, context_length, read_spec
 from sapo_backends.checkpoints.locate import resolve_model, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
+from sapo_backends.child_process import AnswerStream, ChildProcess, child_environment
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_backends.llamacpp_backend.engine import LiveAdapter, LlamaCppEngine
@@ -36,6 +35,7 @@ def decode_once(path: str, threads: int) -> None:
     from sapo_backends.llamacpp_backend.engine import prefill_prompt
     from sapo_backends.llamacpp_backend.native import LlamaContext
 
+    AnswerStream()  # what the library prints goes to standard error: nobody reads the other stream
     model = GgufModel(Path(path))
     context = LlamaContext(model, 256, ROWS, 64, threads, F16)
     prefill_prompt(context, 0, [i % model.vocabulary for i in range(TOKENS)])
@@ -49,18 +49,8 @@ def decode_once(path: str, threads: int) -> None:
 def _run(path: Path, threads: int) -> int | None:
     """Exit code of decode_once in a child process, None if it hangs."""
     call = f"from {__name__} import decode_once; import sys; decode_once(sys.argv[1], int(sys.argv[2]))"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", call, str(path), str(threads)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return done.returncode
+    with ChildProcess([sys.executable, "-P", "-c", call, str(path), str(threads)], child_environment()) as child:
+        return child.code if child.ends_within(SECONDS) else None
 
 
 def require_working(path: Path, kind: str, architecture: str, threads: int, cache: Path) -> None:

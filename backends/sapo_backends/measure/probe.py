@@ -8,21 +8,27 @@ process, and because a library that crashes on this computer must not take the b
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sapo_backends import registry
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling
+from sapo_backends.child_process import (
+    AnswerStream,
+    ChildProcess,
+    child_environment,
+    describe_end,
+    last_line,
+    open_child,
+    python_command,
+)
 from sapo_backends.errors import BackendError, Cancelled, CancelToken
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import WIDTHS, EngineCandidate, EngineMeasurement, decode_measurements
@@ -164,18 +170,15 @@ async def measure_async(candidate: EngineCandidate, request: LoadRequest, second
     returns a failure."""
     if getattr(sys, "frozen", False):
         return EngineMeasurement(candidate, failure="A bundle measures with sapo-desktop bench.")
-    command, env = _command(_job(candidate, request, seconds))
-    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, env=env, stdin=quiet, stdout=pipe, stderr=pipe)
+    command = _command(_job(candidate, request, seconds))
     try:
-        output = await child.communicate()
-        return decode_measurements([_told(child.returncode, *output)["measured"]])[0]
+        async with open_child(command, child_environment(), grace_s=0.0) as child:
+            output, errors = await child.communicate()
+        return decode_measurements(
+            [_parse_answer(child.returncode, output, errors.decode("utf-8", "replace"))["measured"]]
+        )[0]
     except BackendError as error:
         return EngineMeasurement(candidate, failure=str(error))
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
 
 
 def limits_in_child(engine: str, threads: int, device: str = "auto") -> MachineLimits:
@@ -199,10 +202,9 @@ def _job(candidate: EngineCandidate, request: LoadRequest, seconds: float) -> di
     return {"candidate": asdict(candidate), "request": asdict(request), "seconds": seconds}
 
 
-def _command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """The arguments and environment of a child process for this job."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return [sys.executable, "-P", "-m", __name__, json.dumps(job)], env
+def _command(job: dict[str, Any]) -> list[str]:
+    """The command of a child process for this job."""
+    return python_command(__name__, json.dumps(job))
 
 
 def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -212,22 +214,17 @@ def _child(job: dict[str, Any], seconds: float) -> dict[str, Any]:
     """
     if getattr(sys, "frozen", False):
         return _answered(job)
-    command, env = _command(job)
-    try:
-        done = subprocess.run(
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_S + seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise BackendError(f"It took longer than {LONGEST_S:.0f} s.") from None
-    return _told(done.returncode, done.stdout, done.stderr)
+    with ChildProcess(_command(job), child_environment()) as child:
+        if not child.ends_within(LONGEST_S + seconds):
+            raise BackendError(f"It took longer than {LONGEST_S:.0f} s.")
+        return _parse_answer(child.code, child.read_output(), child.read_errors())
 
 
-def _told(code: int | None, stdout: bytes, stderr: bytes) -> dict[str, Any]:
+def _parse_answer(code: int | None, output: bytes, errors: str) -> dict[str, Any]:
     """Parses a child's output. Raises BackendError."""
     if code:
-        words = stderr.decode("utf-8", "replace").strip().splitlines()
-        raise BackendError(words[-1] if words else f"It ended with code {code}.")
-    answer: dict[str, Any] = json.loads(stdout)
+        raise BackendError(last_line(errors) or f"It ended with {describe_end(code)}.")
+    answer: dict[str, Any] = json.loads(output)
     if "failure" in answer:
         raise BackendError(answer["failure"])
     return answer
@@ -242,26 +239,14 @@ def _answered(job: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-@contextlib.contextmanager
-def _stdout_for_the_answer() -> Iterator[int]:
-    """Yields a descriptor of stdout; anything that libraries print meanwhile goes to stderr."""
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield stdout
-    finally:
-        os.close(stdout)
-
-
 def main(arguments: Sequence[str]) -> None:
     """The child's entry point."""
-    job = json.loads(arguments[0])
-    with _stdout_for_the_answer() as answers:
-        try:
-            answer = _answered(job)
-        except BackendError as error:
-            answer = {"failure": str(error)}
-        os.write(answers, json.dumps(answer).encode())
+    job, answers = json.loads(arguments[0]), AnswerStream()
+    try:
+        answer = _answered(job)
+    except BackendError as error:
+        answer = {"failure": str(error)}
+    answers.send_line(json.dumps(answer).encode())
 
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:

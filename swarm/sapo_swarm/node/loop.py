@@ -26,7 +26,7 @@ from sapo_swarm.node.governor import run_control as wishes
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.governor.ticker import GovernorTicker, run_governor
 from sapo_swarm.node.guard import RollbackGuard
-from sapo_swarm.node.journal import EventBus, Journal, JournalError
+from sapo_swarm.node.journal import LINEAGE, EventBus, Journal, JournalError, rounds_in_weights
 from sapo_swarm.node.journal_downsampling import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
@@ -60,6 +60,10 @@ STEP_S = 0.1
 def shown_base(model: str) -> str:
     """A base in a sentence: a file or folder by its own name, without its path."""
     return os.path.basename(model.rstrip("/\\")) or model if os.path.isabs(model) else model
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @dataclass
@@ -345,8 +349,17 @@ class Node:
             return "Stopped before the model was open; nothing of it is lost."
         await self._run_rounds(context, examiner)
         if self.examples.steps:
-            return f"Stopped after {self.examples.steps} steps of examples and {self.practised} rounds of practice."
+            return await self._ended_after_examples()
         return f"Stopped after round {self.rounds_done}."
+
+    async def _ended_after_examples(self) -> str:
+        """How a run with examples ended: what is in the weights, and what was rolled back."""
+        steps, rounds, undone = self.examples.steps, self.practised, 0
+        with contextlib.suppress(JournalError):
+            steps, rounds, undone = rounds_in_weights(await asyncio.to_thread(self.journal.read, 0, LINEAGE))
+        ended = f"Stopped after {_count(steps, 'step')} of examples and {_count(rounds, 'round')} of practice"
+        lost = f"; {_count(undone, 'more round')} {'was' if undone == 1 else 'were'} rolled back"
+        return f"{ended}{lost if undone else ''}."
 
     async def _open(self, scorer: Scorer) -> tuple[RoundContext, Evaluator]:
         """Load the engine, restore the newest intact checkpoint, announce the run. Raises Cancelled after a stop."""

@@ -15,11 +15,20 @@ import pytest
 from msgspec.structs import replace
 from tests.support.scripted_feed import SILO, SWARM, ScriptedFeed
 
+from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.replay import ReplayFeed, place_in
 from sapo_desktop.dashboard.state import NodeLink, QuitChoice
-from sapo_desktop.linear.session import FirstRunQuestions, LinearSession, TypedLines
-from sapo_desktop.services.first_questions import LIST, BaseGroup, BaseOffer, FirstRunInfo
+from sapo_desktop.linear.questions import FirstRunQuestions, TableQuestions, TypedLines
+from sapo_desktop.linear.session import LinearSession
+from sapo_desktop.paths import Home
+from sapo_desktop.services import first_run
+from sapo_desktop.services.first_questions import LIST, OWN, BaseGroup, BaseOffer, FirstRunInfo
+from sapo_desktop.services.models.shelf import store
+from sapo_desktop.services.tasks.wizard.actions import HomeTasks
+from sapo_desktop.services.tasks.wizard.interface import WizardAnswers
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
+from sapo_swarm.tasks.own.folder import read_task
 
 DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
 """Boxes, blocks, marks, braille, escape sequences, a cursor that goes back."""
@@ -62,7 +71,7 @@ class Person:
         self.starts = 0
         self.during = ""
         self._said = asyncio.Event()
-        self.session = LinearSession(feed, TypedLines(out), self.hear, self._verb, self._start)
+        self.session = LinearSession(feed, TypedLines(out), self.hear, self._verb, self._start, self._make_task)
 
     def hear(self, line: str) -> None:
         self.heard.append(line)
@@ -70,6 +79,9 @@ class Person:
 
     async def _start(self) -> None:
         self.starts += 1
+
+    async def _make_task(self) -> None:
+        self.hear("a table is asked for")
 
     async def _verb(self, arguments: list[str]) -> int:
         self.verbs.append(arguments)
@@ -270,7 +282,7 @@ async def test_a_model_of_the_list_is_looked_at_as_one_that_is_typed() -> None:
         return f"{model} does not fit." if model.endswith("/large") else ""
 
     info = FirstRunInfo(models=(("owner/large", ""), ("another", ""), ("starter", "")), check=check)
-    found, heard = await answers("", "", "1", "2", "", "my/large", "2", "my/small", "", "", "", info=info)
+    found, heard = await answers("", "", "", "1", "2", "", "my/large", "2", "my/small", "", "", info=info)
     assert found.model == "my/small"  # type: ignore[attr-defined]
     assert [line for line in heard if "not fit" in line] == ["owner/large does not fit.", "my/large does not fit."]
     assert "Type one, or q to leave" in heard
@@ -287,7 +299,7 @@ async def test_the_models_of_this_computer_are_numbered_answers() -> None:
         return (here, BaseGroup("Bundled", (BaseOffer("starter", "a toy"),)))
 
     info = FirstRunInfo(models=(("starter", ""), (LIST, "")), offers=offers)
-    found, heard = await answers("", "", "2", "1", "", "", "", info=info)
+    found, heard = await answers("", "", "", "2", "1", "", "", info=info)
     assert found.model == "ollama:qwen:0.5b"  # type: ignore[attr-defined]
     assert "Not lmstudio:new: the architecture new is not supported" in heard
     assert "1 more is not listed." in heard
@@ -300,6 +312,92 @@ async def test_the_first_questions_say_what_is_no_answer_and_can_be_left() -> No
     assert found is None
     assert "7 is none of the 2 answers" in heard
     assert any("sapo://" in line and "An invite" in line for line in heard)
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home whose models are of the engine for tests, and a table of sums beside it."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
+    home = Home.find()
+    home.prepare()
+    home.settings.write_text('[run]\ntrainer = "fake"\nmodel = "fake:0.3"\nlocal_groups = 4\n')
+    rows = "".join(f"What is {n} and {n} in all?,{2 * n},{n}\n" for n in range(40))
+    (tmp_path / "my sums.csv").write_text(f"question,answer,other\n{rows}")
+    return home
+
+
+async def test_the_first_questions_lead_from_a_table_to_a_model_on_it(own_home: Home, tmp_path: Path) -> None:
+    """A wrong path, another answer column and another name are said; the model is tried before it is trained."""
+    info = FirstRunInfo(
+        hardware=(("fake", "tests"),),
+        models=(("starter", "a toy"), ("fake:0.3", "a real one")),
+        own_base="fake:0.3",
+        tasks=(("starter", "nine tasks"), (OWN, "my own")),
+    )
+    out, into = os.pipe()
+    typed = ["", "", "own", "", "", "", f"{tmp_path}/none.csv", f"'{tmp_path}/my sums.csv'", "answer", "other"]
+    os.write(into, "".join(f"{line}\n" for line in [*typed, "answer", "answer", "name", "two_sums", "", ""]).encode())
+    heard: list[str] = []
+    given = await FirstRunQuestions(TypedLines(out), heard.append, HomeTasks(own_home)).ask(info)
+    os.close(into)
+    assert given is not None
+    assert (given.model, given.tasks, given.task) == ("fake:0.3", OWN, "two_sums")
+    assert "1, fake:0.3: a real one" in heard, "a toy cannot learn a table"
+    text = "\n".join(heard)
+    assert "none.csv" in next(line for line in heard if "No such file" in line)
+    assert "Question: column question. Answer: column other." in text
+    assert "Task two_sums: 32 rows to train on, 8 held out" in text
+    assert "The model reads, of row 1: What is 0 and 0 in all?" in text
+    assert re.search(r"fake:0\.3 answers [\d.]+ % of \d+ training questions correctly now", text)
+    assert heard[-1] == "Enter trains fake:0.3 on two_sums; q leaves, the task stays"
+    assert read_task(own_home.tasks / "two_sums").spec.answer == "answer"
+    assert not any(DRAWN.search(line) for line in heard)
+    assert first_run.first_model(given, own_home) == ["two_sums"]
+    assert store.find_model(own_home, "two_sums").config.tasks == ("two_sums",)
+
+
+async def test_a_table_of_a_name_that_is_taken_is_replaced_after_a_yes_only(own_home: Home, tmp_path: Path) -> None:
+    async def stored(*typed: str) -> tuple[str, str] | None:
+        out, into = os.pipe()
+        os.write(into, "".join(f"{line}\n" for line in typed).encode())
+        os.close(into)
+        tables = TableQuestions(HomeTasks(own_home), TypedLines(out), lambda _: None)
+        return await tables._stored(WizardAnswers(f"{tmp_path}/my sums.csv", base="fake:0.3"))
+
+    first = await stored("")
+    assert first is not None
+    assert first[0] == "my_sums"
+    assert await stored("", "no", "others", "") == ("others", first[1])
+    assert await stored("", "yes") == first
+    assert await stored("file") is None
+
+
+async def test_m_in_a_session_leads_from_a_table_to_a_model() -> None:
+    async with sitting(SILO) as (person, _, _):
+        person.type("m")
+        await person.hears("a table is asked for")
+
+
+async def test_a_start_without_any_model_left_asks_the_first_questions_again(
+    own_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a model of the app's own choice would be made, unasked."""
+    started: list[object] = []
+
+    async def note(_: Home, given: object) -> None:
+        started.append(given)
+
+    monkeypatch.setattr(dashboard, "_start", note)
+    out, into = os.pipe()
+    lines = dashboard._LinearStart(own_home)
+    lines.first = FirstRunQuestions(TypedLines(out), lambda _: None)
+    await lines.start()
+    os.write(into, b"q\n")
+    await lines.start()
+    assert started == [None], "nothing was asked for"
+    store.create_model_folder(own_home, "kim", RunConfig(model="fake:0.3", trainer="fake"))
+    await lines.start()
+    assert started == [None, None]
 
 
 def test_the_tour_in_lines_is_plain_text(tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ def test_both_answer_in_a_chat_and_pieces_add_up(home: Home) -> None:
     assert "in quotes" in refused(home, "chat", "kim", "What", "is")
     pieces = [json.loads(line) for line in run(home, "chat", "kim", "--ask", "What is 2 + 3?", "--json").splitlines()]
     assert pieces[-1] == {"done": True}
+    assert {piece["kind"] for piece in pieces[:-1]} == {"answer"}
     last = {piece["of"]: piece["text"] for piece in pieces[:-1]}
     assert [last[0], last[1]] == [line.split("|", 1)[1].removesuffix(CUT).strip() for line in whole]
 
@@ -217,12 +218,13 @@ def test_a_chat_marks_the_answers_to_held_out_questions_by_their_own_verifier(ho
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "1")
     lines = [json.loads(line) for line in run(home, "chat", "kim", "--questions", "3", "--json").splitlines()]
-    asked = [line for line in lines if line.get("kind") == "HeldOut"]
-    marks = [line for line in lines if line.get("kind") == "Marks"]
+    asked = [line for line in lines if line.get("kind") == "held_out"]
+    marks = [line for line in lines if line.get("kind") == "marks"]
     assert [question["number"] for question in asked] == [1, 2, 3]
     assert all(question["right"] for question in asked)
     counted = [0, 0]
     for question, marked, answers in zip(asked, marks, answers_by_question(lines), strict=True):
+        assert set(answers) == {0, 1}
         for of, text in answers.items():
             given = text.partition("<answer>")[2].partition("</answer>")[0].strip()
             assert (marked["rewards"][of] == 1.0) is (given == question["right"]), (text, question)
@@ -243,9 +245,9 @@ def answers_by_question(lines: list[dict[str, object]]) -> list[dict[int, str]]:
     """Of each held-out question the last piece of each answer."""
     found: list[dict[int, str]] = []
     for line in lines:
-        if line.get("kind") == "HeldOut":
+        if line.get("kind") == "held_out":
             found.append({})
-        elif line.get("kind") == "Said":
+        elif line.get("kind") == "answer":
             found[-1][int(str(line["of"]))] = str(line["text"])
     return found
 

@@ -19,7 +19,7 @@ from textual.widgets import Input, Static
 from sapo_desktop import cli, settings
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.linear.session import FirstRunQuestions, TypedLines
+from sapo_desktop.linear.questions import FirstRunQuestions, TypedLines
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo

@@ -24,7 +24,7 @@ from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.interface import NewModel
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.nodes.children import child_process
+from sapo_desktop.services.nodes.children import verb_process
 from sapo_desktop.services.tasks.wizard.actions import HomeTasks
 from sapo_desktop.services.tasks.wizard.interface import WizardAnswers
 from sapo_swarm.config import RunConfig
@@ -186,7 +186,7 @@ def test_a_cache_of_models_under_nobody_s_home_holds_no_model(monkeypatch: pytes
 async def test_an_app_that_was_removed_meanwhile_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(home.data / "gone"))
     with pytest.raises(USER_ERRORS, match="open it again"):
-        async with child_process(["chat"]):
+        async with verb_process(["chat"]):
             pass
     with pytest.raises(USER_ERRORS):
         await anext(aiter(stream_findings()))

@@ -19,6 +19,7 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, ExamplesRead, LogLine, RoundFinished, StateChanged, TrialMeasured
+from sapo_swarm.node import going_back
 from sapo_swarm.node.examples_phase import ExampleSource
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.scoring.scorer import Scorer
@@ -63,6 +64,18 @@ async def test_a_base_that_is_never_right_imitates_first_and_practises_the_plann
     assert readings[-1].right > 0
     assert readings[-1].step == len(imitated)
     assert readings[-1].tokens > 0
+
+
+async def test_the_end_counts_what_is_in_the_weights_and_names_what_was_rolled_back(tmp_path: Path) -> None:
+    """After going back, the rounds that were undone still count towards the planned ones, but nothing of them is in the model."""
+    folder = tmp_path / "run"
+    imitated, _ = rounds(await run(folder, msgspec.structs.replace(UNTAUGHT, rounds=1)))
+    await run(folder)
+    steps = f"{len(imitated)} step{'s' if len(imitated) > 1 else ''} of examples"
+    going_back.go_back_on_disk(folder, UNTAUGHT, len(imitated) + 1, "run")
+    again = await run(folder, msgspec.structs.replace(UNTAUGHT, rounds=6))
+    ended = [e.sentence for e in again if isinstance(e, StateChanged)][-1]
+    assert ended == f"Stopped after {steps} and 3 rounds of practice; 2 more rounds were rolled back."
 
 
 async def test_answers_get_the_room_that_the_examples_need(tmp_path: Path) -> None:

@@ -242,9 +242,7 @@ def test_names_that_a_registry_has_are_chosen_and_not_typed(tmp_path: Path) -> N
     assert "novelty" in choices["run.sampling"]
 
 
-@pytest.mark.parametrize(
-    "schema", [RunConfig, ResourceLimits, settings.NodeSettings, CoordinatorSettings, ArmConditions]
-)
+@pytest.mark.parametrize("schema", [RunConfig, ResourceLimits, CoordinatorSettings, ArmConditions])
 def test_every_whole_number_has_bounds(schema: type[msgspec.Struct]) -> None:
     """Else it is stored as it was typed, and nothing can count so far."""
     numbers = [field for field in settings.schema_fields(schema) if field.kind.startswith("whole number")]

@@ -22,6 +22,7 @@ from sapo_desktop.services.models.pieces import (
     Marks,
     format_reward,
     format_tally,
+    to_message,
 )
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.adopt import migrate_runs
@@ -139,7 +140,7 @@ def _next(chat: PairedChat, as_json: bool) -> bool:
     for part in chat.next_held_out():
         any_left = True
         if as_json:
-            print(json_line({**part._asdict(), "kind": type(part).__name__}), flush=True)
+            print(json_line(to_message(part)), flush=True)
         elif isinstance(part, HeldOut):
             right = f"   (right: {part.right})" if part.right else ""
             print(f"\nHeld-out question {part.number}, {part.task}: {part.text}{right}", flush=True)
@@ -176,5 +177,5 @@ def _whole(chat: PairedChat, question: str, temperature: float) -> None:
 
 def _pieces(chat: PairedChat, question: str, temperature: float) -> None:
     for chunk in chat.answer(question, temperature):
-        print(json_line(chunk._asdict()), flush=True)
+        print(json_line(to_message(chunk)), flush=True)
     print(json_line({"done": True}), flush=True)

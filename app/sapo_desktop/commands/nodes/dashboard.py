@@ -92,32 +92,58 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
             await supervisor.launch_node(home, arguments)
 
 
+class _LinearStart:
+    """Starts the node for a session in lines, and asks what there is to ask. given: the answers to the first questions, for
+    the first start."""
+
+    def __init__(self, home: Home) -> None:
+        from sapo_desktop.linear.questions import FirstRunQuestions, TypedLines
+
+        self.home, self.typed, self.tasks = home, TypedLines(), _tasks(home)
+        self.first = FirstRunQuestions(self.typed, print_line, self.tasks)
+        self.given: FirstRunAnswers | None = None
+        self._begun = False
+
+    async def ask(self) -> bool:
+        """Ask the first questions; whether they were answered."""
+        from sapo_desktop.services import first_run
+
+        self.given = await self.first.ask(first_run.detect_choices())
+        return self.given is not None
+
+    async def start(self) -> None:
+        """Start or find the node; once the last model was deleted, ask what the next one shall be."""
+        again, self._begun = self._begun, True
+        if again and not any(self.home.models.glob("*/model.json")) and not await self.ask():
+            print_line("Nothing was started.")
+            return
+        given, self.given = self.given, None
+        await _start(self.home, given)
+
+    async def make_task(self) -> None:
+        """From a table to a model in training."""
+        from sapo_desktop.linear.questions import Left, TableQuestions
+
+        try:
+            made = await TableQuestions(self.tasks, self.typed, print_line).ask()
+            print_line(await self.tasks.train(made.task, made.base))
+        except Left:
+            print_line("Nothing new is trained")
+        except USER_ERRORS as error:
+            print_line(str(error))
+
+
 def _tell(home: Home) -> str | None:
     """Run the dashboard in lines; how the person left it."""
-    from sapo_desktop.linear.session import FirstRunQuestions, LinearSession, TypedLines
-    from sapo_desktop.services import first_run as questions
+    from sapo_desktop.linear.session import LinearSession
 
     async def session() -> str | None:
-        typed = TypedLines()
-        answers: list[FirstRunAnswers | None] = [None]
-        if is_new(home):
-            answers = [await FirstRunQuestions(typed, print_line).ask(questions.detect_choices())]
-            if answers[0] is None:
-                print_line("Nothing was started. The questions come again: sapo-desktop --linear")
-                return None
-
-        async def start() -> None:
-            """Start or find the node; once the last model was deleted, ask what the next one shall be."""
-            given = answers.pop() if answers else None
-            if given is None and began and not any(home.models.glob("*/model.json")):
-                given = await FirstRunQuestions(typed, print_line).ask(questions.detect_choices())
-                if given is None:
-                    return print_line("Nothing was started.")
-            began.append(True)
-            await _start(home, given)
-
-        began: list[bool] = []
-        return await LinearSession(_feed(home), typed, print_line, functools.partial(_verb, home), start).run()
+        lines = _LinearStart(home)
+        if is_new(home) and not await lines.ask():
+            print_line("Nothing was started. The questions come again: sapo-desktop --linear")
+            return None
+        verb = functools.partial(_verb, home)
+        return await LinearSession(_feed(home), lines.typed, print_line, verb, lines.start, lines.make_task).run()
 
     try:
         return asyncio.run(session())

@@ -64,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
     feed = ReplayFeed(events, speed, start, captions)
     chosen = settings.load_settings(Home.find().settings)
     if in_lines(args, chosen):
-        from sapo_desktop.linear.session import LinearSession, TypedLines
+        from sapo_desktop.linear.questions import TypedLines
+        from sapo_desktop.linear.session import LinearSession
 
         async def session() -> None:
             await LinearSession(feed, TypedLines(), print_line, run_verb).run()

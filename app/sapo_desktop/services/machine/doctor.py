@@ -233,7 +233,7 @@ async def stream_findings() -> AsyncIterator[Finding]:
     Raises AppError when that process itself fails.
     """
     count = 0
-    async with children.child_process(["doctor", "--json"]) as process:
+    async with children.verb_process(["doctor", "--json"]) as process:
         assert process.stdout is not None
         async for line in process.stdout:
             count += 1

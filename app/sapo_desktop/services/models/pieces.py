@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 CUT = "[cut: no room for more]"
 """Shown after an answer that did not end by itself."""
@@ -38,6 +38,30 @@ class Marks(NamedTuple):
     right: tuple[int, ...]
     asked: int
     problem: str = ""
+
+
+ChatPart = ChatChunk | HeldOut | Marks
+KINDS: Mapping[type[ChatPart], str] = {ChatChunk: "answer", HeldOut: "held_out", Marks: "marks"}
+"""What a part of a chat is called in `chat --json`, whatever its class is called here."""
+EARLIER: Mapping[str, type[ChatPart]] = {"Said": ChatChunk, "ChatChunk": ChatChunk, "HeldOut": HeldOut, "Marks": Marks}
+"""What they were called before: the names that the classes had."""
+
+
+def to_message(part: ChatPart) -> dict[str, Any]:
+    """The part as an object of `chat --json`."""
+    return {"kind": KINDS[type(part)], **part._asdict()}
+
+
+def from_message(message: Mapping[str, Any]) -> ChatPart:
+    """The part in an object of `chat --json`; one without a kind is of an answer. Raises KeyError for what is none."""
+    by_name = {**EARLIER, **{name: kind for kind, name in KINDS.items()}}
+    kind = by_name[message.get("kind", KINDS[ChatChunk])]
+    if kind is Marks:
+        rewards, right, asked, problem = (message[name] for name in Marks._fields)
+        return Marks(tuple(rewards), tuple(right), asked, problem)
+    if kind is HeldOut:
+        return HeldOut(*(message[name] for name in HeldOut._fields))
+    return ChatChunk(int(message["of"]), str(message["text"]), message["cut"] is True)
 
 
 def format_reward(reward: float) -> str:

@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -15,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from sapo_backends.child_process import last_line, open_child, stderr_lines
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
 from sapo_swarm.node.governor.sensors import PROC, read_kernel_file
@@ -108,124 +108,41 @@ def read_node_pid(path: Path) -> int | None:
 def last_words(errors: Path, since: float = 0.0) -> str:
     """The last line of an error stream; "" when there is none, or none since that time."""
     try:
-        lines = errors.read_text("utf-8", "replace").strip().splitlines() if errors.stat().st_mtime >= since else []
+        return last_line(errors.read_text("utf-8", "replace")) if errors.stat().st_mtime >= since else ""
     except OSError:
         return ""
-    return lines[-1].removeprefix("sapo-desktop: ") if lines else ""
 
 
 # Own commands as processes: the caller loads no engine, and a cancel ends them at once.
 
-_LINE = 4 * 1024 * 1024
-"""Bytes of the longest line that is read: a result as one JSON object."""
 NOT_STARTED = "A process cannot be started ({}). Was the app updated meanwhile? Leave the dashboard and open it again."
-_GRACE_S = 5.0
-"""Seconds that an interrupted process has to clean up."""
 PROGRESS = re.compile(r"(\d{1,3}) % (.*)")
 """A line in which a command reports its progress."""
 
 
 @asynccontextmanager
-async def child_process(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Its three streams are pipes.
-
-    Raises AppError where it cannot be started.
-    """
-    starting = asyncio.create_task(_start(arguments))
-    try:
+async def verb_process(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`sapo-desktop ARGUMENTS`, interrupted when the block is left before it ended. Raises AppError where it cannot be
+    started."""
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            process = await asyncio.shield(starting)
+            process = await stack.enter_async_context(open_child([*own_command(), *arguments]))
         except OSError as error:
             raise AppError(NOT_STARTED.format(error.strerror)) from error
         yield process
-    finally:
-        await _to_its_end(asyncio.create_task(_end_started(starting)))
-
-
-async def _start(arguments: Sequence[str]) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *own_command(),
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=_LINE,
-        start_new_session=True,  # ctrl+c in the terminal belongs to the dashboard
-    )
-
-
-async def _end_started(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
-    """Also end a process that was still being started when the block was left."""
-    with contextlib.suppress(OSError):
-        await terminate_process(await starting)
-
-
-async def _to_its_end(ending: asyncio.Task[None]) -> None:
-    """Wait for the task, however often the waiting is cancelled (by a screen that closes, then by the application): a few
-    seconds at most."""
-    cancelled = False
-    while not ending.done():
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
-
-
-async def terminate_process(process: asyncio.subprocess.Process) -> None:
-    """Interrupt it; kill it when it does not end. Windows has no interrupt signal: there it ends midway, and a half-written
-    export is removed when the next one to the same place begins."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
-        try:
-            async with asyncio.timeout(_GRACE_S):
-                await _drained(process)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-    await _drained(process)
-    if process.stdin is not None:
-        process.stdin.close()
-        with contextlib.suppress(OSError):
-            await process.stdin.wait_closed()
-
-
-async def _drained(process: asyncio.subprocess.Process) -> None:
-    """Wait for its end while reading its output, so that a full pipe does not block it."""
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            with contextlib.suppress(ValueError):
-                while await stream.read(65536):
-                    pass
-    await process.wait()
-
-
-async def stderr_lines(process: asyncio.subprocess.Process) -> AsyncGenerator[str, None]:
-    """Lines of its error stream; a carriage return ends a line too."""
-    assert process.stderr is not None
-    rest = ""
-    while piece := await process.stderr.read(4096):
-        *lines, rest = (rest + piece.decode("utf-8", "replace")).replace("\r", "\n").split("\n")
-        for line in lines:
-            if line.strip():
-                yield line.strip()
-    if rest.strip():
-        yield rest.strip()
 
 
 async def stream_verb(arguments: Sequence[str]) -> AsyncGenerator[str | bytes, None]:
     """Run a command to its end: yields the lines of its error stream, then all of its output. Raises AppError with its last
     error line when it failed."""
-    last_line = ""
-    async with child_process(arguments) as process:
+    last = ""
+    async with verb_process(arguments) as process:
         async with contextlib.aclosing(stderr_lines(process)) as lines:
             async for line in lines:
-                last_line = last_line if PROGRESS.fullmatch(line) else line
+                last = last if PROGRESS.fullmatch(line) else line
                 yield line
         assert process.stdout is not None
         output = await process.stdout.read()
         if await process.wait() != 0:
-            raise AppError(last_line.removeprefix("sapo-desktop: ") or "It ended without a word.")
+            raise AppError(last_line(last) or "It ended without a word.")
     yield output

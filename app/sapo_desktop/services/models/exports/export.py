@@ -6,17 +6,14 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from sapo_backends.base import Progress
+from sapo_backends.child_process import ChildProcess, child_environment, describe_end, last_line, python_command
 from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError, EngineMissing, UsageError
@@ -186,7 +183,7 @@ def _remove_leftovers(folder: Path, name: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-# The parent's side of a child process: start it, pass its progress on, end it whatever happens.
+# The child that writes the export, or reads it again with the library it is for.
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -197,34 +194,14 @@ class Crashed(ExportFailed):
 
 def run_export_job(job: Job, progress: Progress) -> WriteResult | ReadResult | LibraryMissing | JobFailure:
     """The child's last reply; an interrupt or an error in progress ends the child. Raises Crashed."""
-    with tempfile.TemporaryFile() as errors, _started(job, errors) as process:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for reply in decode_replies(lines):
-                if not isinstance(reply, JobProgress):
-                    return reply
-                progress(reply.fraction, reply.phrase)
-        raise Crashed(_last_words(process.wait(), errors))
-
-
-@contextlib.contextmanager
-def _started(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "sapo_desktop.services.models.exports.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env={**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    try:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: its last reply is reported
-            process.stdin.write(msgspec.json.encode(job))
-            process.stdin.close()
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    command = python_command("sapo_desktop.services.models.exports.worker")
+    with ChildProcess(command, child_environment(QUIET), msgspec.json.encode(job)) as child:
+        for reply in decode_replies(child.lines()):
+            if not isinstance(reply, JobProgress):
+                return reply
+            progress(reply.fraction, reply.phrase)
+        last = last_line(child.read_errors())[:200]
+        raise Crashed(f"The process that did it ended with {describe_end(child.code)}{f': {last}' if last else '.'}")
 
 
 def decode_replies(lines: Iterable[bytes]) -> Iterator[Reply]:
@@ -233,13 +210,6 @@ def decode_replies(lines: Iterable[bytes]) -> Iterator[Reply]:
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):
             yield decoder.decode(line)
-
-
-def _last_words(code: int, errors: IO[bytes]) -> str:
-    errors.seek(0)
-    lines = errors.read().decode("utf-8", "replace").strip().splitlines()
-    how = f"signal {-code}" if code < 0 else f"code {code}"
-    return f"The process that did it ended with {how}" + (f": {lines[-1][:200]}" if lines else ".")
 
 
 def error_of_failed_job(failed: JobFailure, doing: str) -> AppError:

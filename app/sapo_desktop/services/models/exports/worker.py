@@ -6,12 +6,12 @@ Output of libraries goes to standard error, which the parent keeps off the termi
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from pathlib import Path
 
 import msgspec
 
+from sapo_backends.child_process import AnswerStream
 from sapo_backends.errors import BackendError, BackendUnavailable
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.exports.job import (
@@ -30,17 +30,12 @@ from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
 
 
-class ReplyStream:
-    """The stream to the parent, on the original standard output, which nothing else writes to from now on."""
-
-    def __init__(self) -> None:
-        """Take over standard output: whatever else prints goes to standard error."""
-        self._stream = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)
+class ReplyStream(AnswerStream):
+    """The stream to the parent."""
 
     def send(self, reply: Reply) -> None:
         """Send one line. Raises BrokenPipeError when the parent is gone."""
-        self._stream.write(msgspec.json.encode(reply) + b"\n")
+        self.send_line(msgspec.json.encode(reply))
 
     def report(self, fraction: float, phrase: str) -> None:
         """Report progress, with the signature that engines call."""

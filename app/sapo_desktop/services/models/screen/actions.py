@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
+from sapo_backends.child_process import last_line, stderr_lines
 from sapo_backends.errors import size_text
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.pieces import NEXT, ChatChunk, HeldOut, Marks
+from sapo_desktop.services.models.pieces import NEXT, ChatChunk, HeldOut, Marks, from_message
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
     KeptRow,
@@ -114,7 +115,7 @@ class ChatProcess:
     async def _open(self) -> None:
         await self._stack.enter_async_context(node_held(self._home))
         self._process = await self._stack.enter_async_context(
-            children.child_process(["chat", self._model.name, "--json"])
+            children.verb_process(["chat", self._model.name, "--json"])
         )
         opened = await self._read()
         if "ready" not in opened:
@@ -128,21 +129,16 @@ class ChatProcess:
             return
         await self._write(line)
         while "done" not in (part := await self._read()):
-            yield _said(part)
+            piece = from_message(part)
+            assert isinstance(piece, ChatChunk)
+            yield piece
 
     async def next_held_out(self) -> AsyncIterator[HeldOut | ChatChunk | Marks]:
         """The next held-out question, each model's answer to it so far, and the marks; nothing where no question is left.
         Raises AppError."""
         await self._write(NEXT)
         while "done" not in (part := await self._read()):
-            match part.get("kind"):
-                case "HeldOut":
-                    yield HeldOut(*(part[name] for name in HeldOut._fields))
-                case "Marks":
-                    rewards, right, total, problem = (part[name] for name in Marks._fields)
-                    yield Marks(tuple(rewards), tuple(right), total, problem)
-                case _:
-                    yield _said(part)
+            yield from_message(part)
 
     async def _write(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -156,9 +152,8 @@ class ChatProcess:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            errors = [text async for text in children.stderr_lines(self._process)]
-            reason = errors[-1].removeprefix("sapo-desktop: ") if errors else "The chat ended without a word."
-            raise AppError(reason)
+            errors = [text async for text in stderr_lines(self._process)]
+            raise AppError(last_line("\n".join(errors)) or "The chat ended without a word.")
         message = json.loads(line)
         assert isinstance(message, dict)
         return message
@@ -166,10 +161,6 @@ class ChatProcess:
     async def close(self) -> None:
         """Release the memory, and let a waiting node continue."""
         await self._stack.aclose()
-
-
-def _said(part: dict[str, Any]) -> ChatChunk:
-    return ChatChunk(int(part["of"]), str(part["text"]), part["cut"] is True)
 
 
 # Screen 4's actions on this home. Heavy work runs in threads or in separate processes.

@@ -238,16 +238,22 @@ def _instruction(asked: WordingInput, shown: str) -> str:
         return _choose(verifier.options, shown, name)
     if isinstance(verifier, JsonEqual):
         return f"Turn this {shown} into JSON."
-    plain = not name or _is_thing(name)
-    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier) and plain:
-        return f"List the {plural_noun(name or 'item')} of this {shown}."
     if isinstance(verifier, ExactVerifier) and not date_form(asked.answers) and _rewritten(asked):
-        into = f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
-        return into if plain else f"Rewrite this {shown}. The result is called {_label(name)}."
+        return _rewriting(shown, name)
     numbers = few_numbers(asked.answers) if isinstance(verifier, NumberVerifier) else ()
     among = f" It is one of these: {', '.join(numbers)}." if numbers else ""
-    what = f"Give the {name or 'answer'}" if plain else f"Fill in {_label(name)}"
-    return f"{what} for this {shown}.{among}"
+    if name and not _is_thing(name):
+        return f"Fill in {_label(name)} for this {shown}.{among}"
+    if isinstance(verifier, ListVerifier | ItemSet | OrderVerifier):
+        return f"List the {plural_noun(name or 'item')} of this {shown}."
+    return f"Give the {name or 'answer'} for this {shown}.{among}"
+
+
+def _rewriting(shown: str, name: str) -> str:
+    """The instruction to rewrite the text, for a column of that name."""
+    if name and not _is_thing(name):
+        return f"Rewrite this {shown}. The result is called {_label(name)}."
+    return f"Turn this {shown} into {_article(name)}{name}." if name else f"Rewrite this {shown}."
 
 
 def _choose(options: Sequence[str], shown: str, name: str) -> str:
