@@ -38,7 +38,7 @@ TRIED_PER_QUESTION = 8
 """References tried per question: some regenerate nothing, or are held out."""
 TRIAL_ROUND = -1_000_000
 """Replaces the round number in the seeds of the trial's questions."""
-MOST_TRIAL_S = 30.0
+MOST_TRIAL_S = 20.0
 """The trial ends after so much work: a model that writes every answer to a high limit would keep the first step waiting.
 Two readings of the same base differ by more than what the questions after that would show."""
 SAMPLED_SHARE = 0.8

@@ -352,8 +352,9 @@ class _NewestResults(msgspec.Struct, frozen=True):
 
 SLICE_S = 10.0
 """Seconds that a slice of the base's questions should take, or as long as the last round if that took longer."""
-FIRST_SLICE, LEAST_SLICE = 8, 4
-"""Questions of the first slice, and the fewest of any: a few answers take nearly as long as eight."""
+FIRST_SLICE, LEAST_SLICE = 16, 8
+"""Questions of the first slice, and the fewest of any: each token of an answer reads all weights once for all that are
+written at the same time, so that four answers take nearly as long as sixteen."""
 BASE_SHARE = 0.5
 """Seconds spent on the base per second of learning, until it has answered everything."""
 
@@ -482,8 +483,11 @@ class Evaluator:
             seconds = time.perf_counter() - began
             self._asked_s += seconds
         self._left = self._left[len(refs) :]
-        allowed = max(SLICE_S, self._last_s) / max(seconds, 1e-6) * len(refs)
-        self._slice = max(LEAST_SLICE, min(BATCH, 2 * len(refs), int(allowed) // 2 * 2))
+        allowed = max(SLICE_S, self._last_s)
+        if seconds <= allowed:
+            self._slice = min(BATCH, 2 * self._slice)
+        elif seconds > 2 * allowed:
+            self._slice = max(LEAST_SLICE, self._slice // 2)
         known = await self._known()
         at_1, at_0 = ([known[t][ref] for ref in self._questions if ref in known[t]] for t in TEMPERATURES)
         low, high = wilson_interval(sum(item.rate for item in at_1), len(at_1))

@@ -59,6 +59,9 @@ generate."""
 SHARE_APART, LEAST_APART, MOST_APART = 8, 16, 48
 """One in SHARE_APART questions of a table is set aside, at least LEAST_APART (but never more than a quarter) and at most
 MOST_APART."""
+LEAST_OF_MANY = 3
+"""Set-aside questions of a task that generates fresh ones, if there are so many tasks that MOST_APART does not suffice for
+more: with eight of each of twenty tasks a reading took a third as long as the examples themselves."""
 APART_ROUND = -1
 """Replaces the round number for the set-aside questions of a task that generates fresh ones. Pass 0 is -2, and so on."""
 AT_ONCE = 256
@@ -106,7 +109,8 @@ class ExampleSource:
         for task in self.config.tasks:
             if not is_own(task):
                 self.endless.append(task)
-                apart += self._fresh(task, APART_ROUND, most)
+                each = max(LEAST_OF_MANY, MOST_APART // len(self.config.tasks))
+                apart += self._fresh(task, APART_ROUND, each)
                 continue
             own = library.load_task(task)
             if own.spec.turns or own.spec.rubric:

@@ -225,9 +225,16 @@ async def test_a_base_that_was_tried_before_is_not_tried_again(tmp_path: Path) -
         return Node(NodeSetup(config, "tried", folder, lambda _: keeping(), lambda: CALM, trials=trials))
 
     async def trial_of(name: str, config: RunConfig = UNTAUGHT) -> TrialMeasured:
-        seen: list[Event] = []
-        await follow(make_node(tmp_path / name, config), seen.append)
-        return next(e for e in seen if isinstance(e, TrialMeasured))
+        seen: list[TrialMeasured] = []
+        node = make_node(tmp_path / name, config)
+
+        def watch(event: Event) -> None:
+            if isinstance(event, TrialMeasured):
+                seen.append(event)
+                node.command("stop")
+
+        await follow(node, watch)
+        return seen[0]
 
     first, second = await trial_of("a"), await trial_of("b")
     assert first.tried_at == 0.0
@@ -242,8 +249,9 @@ async def test_a_base_that_was_tried_before_is_not_tried_again(tmp_path: Path) -
     rows = [{"question": f"Judge letter {n}.", "answer": "Yes"} for n in range(100)]
     shutil.rmtree(tmp_path / "tasks" / "moods")
     write_folder(tmp_path / "tasks" / "moods", '[[verifier]]\nkind = "exact"\n', rows[:80], rows[80:])
-    assert (await trial_of("e")).tried_at == 0.0, "the table has changed"
-    assert (await trial_of("f")).tried_at > 0.0
+    with library_in(tmp_path / "tasks"):  # as the next process reads it
+        assert (await trial_of("e")).tried_at == 0.0, "the table has changed"
+        assert (await trial_of("f")).tried_at > 0.0
 
 
 async def test_a_trial_that_takes_too_long_says_what_it_did_not_ask(tmp_path: Path) -> None:

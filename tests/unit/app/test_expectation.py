@@ -160,12 +160,12 @@ def test_the_forecast_of_this_machine_takes_the_place_of_what_is_usual() -> None
 async def test_answers_that_do_not_end_in_time_are_left_out_of_the_figures_and_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that writes every answer to a limit of 4,000 tokens would otherwise be tried for hours."""
+    """A model that writes every answer to a limit of 2,000 tokens would otherwise be tried for hours."""
     monkeypatch.setattr(expectation, "MOST_ASKING_S", 1.0)
     monkeypatch.setattr(fake.TablePolicy, "initial", classmethod(partial(_endless, fake.TablePolicy.initial)))
     rows = [{"question": f"Calculate {n // 20} + {n % 20}.", "answer": n // 20 + n % 20} for n in range(80)]
     write_folder(tmp_path / "sums", 'extract = "last_number"\n[[verifier]]\nkind = "number"\n', rows[:60], rows[60:])
-    config = RunConfig(model="fake:0.02", trainer="fake", tasks=("sums",), max_new_tokens=4000)
+    config = RunConfig(model="fake:0.02", trainer="fake", tasks=("sums",), max_new_tokens=2000)
     with library_in(tmp_path):
         async with Scorer() as scorer:
             measured = await expectation.measure_expectation(library.load_task("sums"), config, scorer)
