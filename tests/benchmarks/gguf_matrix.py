@@ -315,8 +315,9 @@ def _asked(config: Any, engine: Engine, examples: int) -> tuple[list[list[int]],
     from sapo_desktop.services.bases.question_tokens import rows_of
     from sapo_swarm.node.examples_phase import with_common_prompt
     from sapo_swarm.scoring.prompts import build_conversation
+    from sapo_swarm.tasks.own import library
 
-    rows = rows_of(config, TASK, 32)
+    rows = rows_of(config, library.load_task(TASK), 32)
     prompts = [engine.tokenizer.encode_chat(build_conversation(question, config.answer_format)) for question, _ in rows]
     answers = [(*engine.tokenizer.encode_text(text), engine.tokenizer.eot_id) for _, text in rows]
     pairs = zip(prompts[:examples], answers, strict=False)

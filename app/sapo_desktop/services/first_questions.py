@@ -8,8 +8,9 @@ from typing import Literal
 
 OWN = "own"
 """The answer to "tasks" that means: from my own file."""
-Measure = Callable[[str, str], Awaitable[str]]
-"""(answer to hardware, answer to model) -> a sentence on speed and memory, "" when there is none. Cancellable."""
+Measure = Callable[[str, str, str, str], Awaitable[str]]
+"""(answer to hardware, to model, to tasks, the table's file or "") -> a sentence on speed and memory, "" when there is none.
+Cancellable."""
 Check = Callable[[str], Awaitable[str]]
 """A model on the hub, or the typed text -> why it cannot be used, "" when it can."""
 OTHER = "another"

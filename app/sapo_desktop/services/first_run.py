@@ -20,6 +20,7 @@ from sapo_swarm.node.governor.rules import PRESETS
 
 if TYPE_CHECKING:
     from sapo_desktop.services.bases.local_models import LocalBase, LocalBaseListing
+    from sapo_swarm.tasks.own.folder import OwnTask
 
 _GLANCE_S = 0.7
 """Seconds of measuring while the person reads the questions."""
@@ -169,21 +170,20 @@ async def invite_refusal(invite: str) -> str:
     return ""
 
 
-async def measure_speed(hardware: str, model: str) -> str:
+async def measure_speed(hardware: str, model: str, tasks: str = "", file: str = "") -> str:
     """How fast that engine runs that model here, and what a round needs; "" when unknown. Takes a few seconds, in a process
-    that ends with the asyncio task; for any model that is not bundled its card, without asking the hub."""
+    that ends with the asyncio task; for any model that is not bundled its card, without asking the hub. tasks: the answer to
+    that question; file: the table, where it is known already."""
     from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
     from sapo_backends.measure.choice import EngineCandidate
-    from sapo_desktop.services.bases import card
     from sapo_desktop.services.machine import engines, load_request, memory_plan
 
     home = Home.find()
     try:
         config = msgspec.structs.replace(_config(home, model), trainer=hardware)
         if model not in locate.BUNDLED:
-            base_card = await asyncio.to_thread(card.build_base_card, home, config, ask=False)
-            return base_card.sentence
+            return await asyncio.to_thread(_card_sentence, home, config, tasks, file)
         candidate = EngineCandidate(engines.choose_trainer(config))
         plan = await asyncio.to_thread(memory_plan.plan_round_memory, config)
     except USER_ERRORS:
@@ -193,6 +193,34 @@ async def measure_speed(hardware: str, model: str) -> str:
         return ""
     rate = f"{max(measurement.generation.values()):,.0f} tok/s written, {measurement.update:,.0f} trained"
     return f"{rate}; a round needs {size_text(plan.needed)}" if plan else rate
+
+
+def _card_sentence(home: Home, config: RunConfig, tasks: str, file: str) -> str:
+    """What a run of that base needs on these tasks: of a table only if it is known, else from the shortest answers to the
+    longest. Raises USER_ERRORS."""
+    from sapo_desktop.services.bases import card
+
+    table = _table(file, config.model) if tasks == OWN and file else None
+    if table is not None:
+        room = max(config.max_new_tokens, table.spec.max_new_tokens)
+        config = msgspec.structs.replace(config, tasks=(table.spec.name,), preset="starter", max_new_tokens=room)
+    elif tasks == OWN:
+        config = msgspec.structs.replace(config, tasks=())
+    elif tasks:
+        config = msgspec.structs.replace(config, tasks=RunConfig().tasks, preset=tasks)
+    return card.build_base_card(home, config, ask=False, table=table).sentence
+
+
+def _table(file: str, model: str) -> OwnTask | None:
+    """The task that the wizard would propose; None where it will say what is wrong with the file."""
+    from sapo_desktop.paths import typed_path
+    from sapo_desktop.services.tasks.looking import is_reasoning_model
+    from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
+
+    try:
+        return draft_task(typed_path(file), ImportOptions(base=model, reasons=is_reasoning_model(model))).task
+    except (*USER_ERRORS, OSError):
+        return None
 
 
 def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _: None) -> RunConfig:

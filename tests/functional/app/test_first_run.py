@@ -91,8 +91,9 @@ async def test_the_first_questions_say_how_fast_the_answers_are_and_stop_measuri
     asked: list[tuple[str, str]] = []
     ended: list[str] = []
 
-    async def measure(hardware: str, model: str) -> str:
+    async def measure(hardware: str, model: str, tasks: str, file: str) -> str:
         asked.append((hardware, model))
+        assert (tasks, file) == ("starter", "")
         if model == "b":
             try:
                 await asyncio.Event().wait()
@@ -115,6 +116,33 @@ async def test_the_first_questions_say_how_fast_the_answers_are_and_stop_measuri
         await settled(pilot)
     assert asked == [("auto", "a"), ("auto", "b")]
     assert ended == ["b"]
+
+
+async def test_how_long_it_takes_is_asked_for_the_table_that_was_dropped_and_for_a_toy_once(tmp_path: Path) -> None:
+    """A round on a table whose answers are a word took a tenth of what was said of a round on unknown tasks."""
+    asked: list[tuple[str, ...]] = []
+    (tmp_path / "mail.csv").write_text("question,answer\nA?,B\n")
+
+    async def measure(*wanted: str) -> str:
+        asked.append(wanted)
+        return f"measured {len(asked)}"
+
+    tasks, models = (("starter", "nine"), ("paper", "hard"), (OWN, "mine")), (("starter", "a toy"), ("real", "mine"))
+    info = FirstRunInfo(models=models, tasks=tasks, own_base="real", measure=measure)
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: None, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+
+        async def measured(count: int) -> None:
+            while len(asked) < count:
+                await pilot.pause()
+
+        await measured(1)
+        app.screen.query_one("#tasks").focus()
+        await pilot.press("right", "left")
+        app.screen.post_message(events.Paste(str(tmp_path / "mail.csv")))
+        await measured(2)
+    assert asked == [("auto", "starter", "", ""), ("auto", "real", OWN, str(tmp_path / "mail.csv"))]
 
 
 async def test_a_model_of_the_list_that_cannot_be_used_is_refused_before_a_node_starts() -> None:

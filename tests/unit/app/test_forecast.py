@@ -14,9 +14,10 @@ from sapo_backends.measure.choice import EngineCandidate, EngineMeasurement, Mea
 from sapo_backends.measure.machine_limits import MachineLimits, RateEstimator
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import question_tokens
-from sapo_desktop.services.bases.forecast import TrainingForecast, forecast_training
+from sapo_desktop.services.bases.forecast import TrainingForecast, forecast_training, in_words
 from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks.own import library
 
 RATES = RateEstimator(
     ModelSize(135_000_000, 5_000_000, 30, 576, 1536, 192, 49152),
@@ -67,7 +68,6 @@ def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:
     from sapo_backends.checkpoints import locate
     from sapo_backends.checkpoints.tokenizer import HfTokenizer
     from sapo_swarm.scoring.prompts import build_messages
-    from sapo_swarm.tasks.own import library
 
     counts = question_tokens.count_question_tokens(home, msgspec.structs.replace(OWN, model="starter"), make=False)
     assert counts is not None
@@ -171,3 +171,23 @@ def test_the_quantisation_of_a_gguf_file_and_its_size_reach_the_forecasts(home: 
     long = plan_round_memory(pair, prompt=1000)
     assert long is not None
     assert long.needed > both.needed
+
+
+def test_of_a_table_that_is_not_stored_yet_the_same_is_expected_as_once_it_is(home: Home) -> None:
+    task = library.load_task("short")
+    counts = question_tokens.count_question_tokens(home, OWN, make=False, table=task)
+    assert counts == question_tokens.count_question_tokens(home, OWN, make=False)
+
+
+def test_where_the_questions_are_not_known_a_round_is_a_range_that_holds_both_kinds_of_answers(home: Home) -> None:
+    """Of a table with answers of a word ten times as much was said as it took."""
+    unknown, known = forecast_training(OWN, RATES, ROWS, None), expected(home, OWN)
+    assert unknown.least < known.round < unknown.round
+    words = unknown.parts
+    assert (
+        words
+        == f"a round of practice {in_words(unknown.least)} to {in_words(unknown.round)}, by the length of the answers"
+    )
+    assert unknown.basis == f"assumed: questions of 64 tokens, answers of 4 to {OWN.max_new_tokens}"
+    assert known.least == 0.0
+    assert forecast_training(OWN, RATES, ROWS, None, measured=7.0).parts == "a round of practice about 7.0 s"

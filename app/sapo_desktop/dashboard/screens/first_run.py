@@ -36,6 +36,8 @@ MODES = (
     ("swarm", "share attempts as text, learn from other nodes'"),
 )
 FIND = ("find", "look for a swarm that anyone may join, on trial")
+Measured = tuple[str, str, str, str]
+"""What a speed is measured for: see first_questions.Measure."""
 _SETTLED_S = 0.3
 """Seconds that an answer must stay unchanged before it is measured."""
 
@@ -61,8 +63,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
     def __init__(self, info: FirstRunInfo) -> None:
         super().__init__()
         self.info = info
-        self.asked: tuple[str, str] | None = None
-        self.speeds: dict[tuple[str, str], str] = {}
+        self.asked: Measured | None = None
+        self.speeds: dict[Measured, str] = {}
         self.listed = ""
         """The invite line found in a directory."""
         self._file = ""
@@ -137,7 +139,9 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         """Show the invite field only for a swarm, and measure the speed of the chosen engine and model."""
         self.complain("")
         self.query_one("#invite", Input).display = self._value("mode") == "swarm"
-        wanted, model = (self._value("hardware"), self._value("model")), self._value("model")
+        model, tasks = self._value("model"), self._value("tasks")
+        on = ("", "") if model in self.info.toys else (tasks, self._file if tasks == OWN else "")
+        wanted = (self._value("hardware"), model, *on)
         self.query_one("#typed", Input).display = model == OTHER
         named = model not in (OTHER, LIST)
         self.query_one("#speed", Static).display = self.info.measure is not None and named
@@ -147,7 +151,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
                 self._measure(self.info.measure, wanted), group="speed", exclusive=True, exit_on_error=False
             )
 
-    async def _measure(self, measure: Measure, wanted: tuple[str, str]) -> None:
+    async def _measure(self, measure: Measure, wanted: Measured) -> None:
         """Show the speed of the chosen answer. Another answer, or the end of the questions, cancels this."""
         if wanted not in self.speeds:
             self._say_speed("measuring its speed …")

@@ -36,6 +36,7 @@ from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.downsampling import over_budget
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.tasks.own.folder import OwnTask
 
 UNTIMED = 4
 """Lines of a card above the one about time."""
@@ -110,24 +111,29 @@ class BaseCard:
         return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
-def build_base_card(home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True) -> BaseCard:
+def build_base_card(
+    home: Home, config: RunConfig, *, ask: bool = True, measure: bool = True, table: OwnTask | None = None
+) -> BaseCard:
     """The card of config.model. ask: the hub may be asked; otherwise only this disk and the list count. measure: the
-    machine's limits may be measured now (takes seconds). Blocks. Raises ModelNotFound, DownloadFailed."""
+    machine's limits may be measured now (takes seconds). table: the run's one task, where it is not stored yet. Blocks.
+    Raises ModelNotFound, DownloadFailed."""
     facts = _facts(config, ask)
     plan = memory_plan.plan_round_memory(config, size=facts.size, fallback=bool(facts.slow)) if facts.size else None
-    return add_time_forecast(home, config, replace(facts, plan=plan), measure=measure)
+    return add_time_forecast(home, config, replace(facts, plan=plan), measure=measure, table=table)
 
 
-def add_time_forecast(home: Home, config: RunConfig, found: BaseCard, *, measure: bool = True) -> BaseCard:
-    """The card with the training time and the memory, forecast from its tasks' questions. measure: see build_base_card.
+def add_time_forecast(
+    home: Home, config: RunConfig, found: BaseCard, *, measure: bool = True, table: OwnTask | None = None
+) -> BaseCard:
+    """The card with the training time and the memory, forecast from its tasks' questions. measure, table: see build_base_card.
     Blocks."""
     if config.method == "none":
         return found
-    round_seconds = speed.recent_round_seconds(home, config)
+    round_seconds = speed.recent_round_seconds(home, config) if table is None else []
     speeds, measured = find_engine_rates(home, config, found, measure)
     if speeds is None or found.size is None:
         return found
-    counts = question_tokens.count_question_tokens(home, config, make=measure)
+    counts = question_tokens.count_question_tokens(home, config, make=measure, table=table)
     groups = local_groups(config, found.size.parameters) + config.external_groups
     seconds = median(round_seconds) if round_seconds else 0.0
     time = forecast.forecast_training(config, speeds, groups * config.group_size, counts, seconds)

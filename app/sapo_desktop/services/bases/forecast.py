@@ -26,6 +26,8 @@ from sapo_swarm.node.examples_phase import (
 PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
 """Passes over the examples: in six runs on custom tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and
 8. The forecast hours assume the first figure; the range shown to a person comes from the other two."""
+SHORT = 4
+"""Tokens of a short answer, such as a word: the lower end of a forecast for questions that are not known."""
 ROUNDS = 200
 """The forecast hours are for a training run of this many rounds."""
 
@@ -44,7 +46,7 @@ class EngineRates(Protocol):
 class TrainingForecast:
     """Times in seconds. trial, examples: once, 0 where there is none. evaluation: at both temperatures, every `every` rounds
     and once before the first, 0 where there is none. answer: the assumed tokens of one answer. counts: None where the
-    questions are not known."""
+    questions are not known; then least is a round's time with answers of a word or two, and round's with the longest."""
 
     trial: float
     examples: float
@@ -53,6 +55,7 @@ class TrainingForecast:
     every: int
     answer: float
     counts: TokenCounts | None
+    least: float = 0.0
 
     def whole(self, rounds: int = ROUNDS) -> float:
         """Seconds until that many rounds of practice are done."""
@@ -62,8 +65,11 @@ class TrainingForecast:
     @property
     def parts(self) -> str:
         """Every part on one line of a screen."""
-        durations = [("a round of practice about {}", self.round), ("an evaluation about {}", self.evaluation)]
-        texts = [text.format(in_words(seconds)) for text, seconds in durations if seconds]
+        a_round = f"about {in_words(self.round)}"
+        if self.least:
+            a_round = f"{in_words(self.least)} to {in_words(self.round)}, by the length of the answers"
+        texts = [f"a round of practice {a_round}"] if self.round else []
+        texts += [f"an evaluation about {in_words(self.evaluation)}"] if self.evaluation else []
         return ", ".join([f"examples {self.examples_range}", *texts] if self.examples else texts)
 
     @property
@@ -77,7 +83,7 @@ class TrainingForecast:
         """What was counted, and what was assumed."""
         counts = self.counts
         if counts is None:
-            return f"assumed: questions of {PROMPT} tokens, answers as long as they may be"
+            return f"assumed: questions of {PROMPT} tokens, answers of {SHORT} to {self.answer:.0f}"
         how = "" if counts.by_tokenizer else f", {counts.questions} estimated by their characters"
         alike = f", of which {counts.shared:.0f} are the same in all" if counts.shared else ""
         answers = f"answers of {self.answer:.0f}" + ("" if counts.known else ", as no right one is known")
@@ -95,21 +101,39 @@ def forecast_training(
     config: RunConfig, rates: EngineRates, rows: int, counts: TokenCounts | None, measured: float = 0.0
 ) -> TrainingForecast:
     """rows: completions per round. measured: seconds of a round that ran here, 0 for none."""
-    usual = RunConfig().max_new_tokens
-    token_counts = counts or TokenCounts(0, PROMPT, 0.0, usual, usual, False, config.max_new_tokens, False, 0, 0, 0)
+    if counts is None:
+        return _forecast_range(config, rates, rows, measured)
+    return _forecast(config, rates, rows, counts, measured)
+
+
+def _forecast_range(config: RunConfig, rates: EngineRates, rows: int, measured: float) -> TrainingForecast:
+    """Where the questions are not known, and so nothing is known of their answers: with the longest ones, and a round's time
+    with short ones too. It was a tenth of the other with SmolLM2 on a table whose answers are a word."""
+    limit = config.max_new_tokens
+    longest, short = (
+        _forecast(config, rates, rows, TokenCounts(0, PROMPT, 0.0, n, n, False, n, False, 0, 0, 0), measured)
+        for n in (limit, min(SHORT, limit))
+    )
+    least = short.round if short.round < longest.round else 0.0
+    return replace(longest, counts=None, least=least)
+
+
+def _forecast(
+    config: RunConfig, rates: EngineRates, rows: int, counts: TokenCounts, measured: float
+) -> TrainingForecast:
     taught = config.model.partition(":")[0] in TAUGHT
-    limit = token_counts.limit
+    limit = counts.limit
     # Untrained models seldom end their answers; those trained on the form, or on examples, write answers like these.
     examples = 0.0
-    follows = config.examples != "off" and token_counts.known and token_counts.of_pass > 0 and not taught
-    answer, longest = (token_counts.answer, token_counts.longest) if follows else (limit, limit)
-    workload = RoundWorkload(rows, answer, True, config.group_size, token_counts.prompt, token_counts.shared, longest)
-    if follows or (config.examples == "only" and token_counts.known):
-        examples = examples_seconds(config, rates, workload, token_counts)
-    round_s = rates.generate(workload) + (rates.update(workload.groups * token_counts.prompt, rows * answer))
+    follows = config.examples != "off" and counts.known and counts.of_pass > 0 and not taught
+    answer, longest = (counts.answer, counts.longest) if follows else (limit, limit)
+    workload = RoundWorkload(rows, answer, True, config.group_size, counts.prompt, counts.shared, longest)
+    if follows or (config.examples == "only" and counts.known):
+        examples = examples_seconds(config, rates, workload, counts)
+    round_s = rates.generate(workload) + (rates.update(workload.groups * counts.prompt, rows * answer))
     evaluation = 0.0
-    if config.eval_every and token_counts.held_out:
-        evaluation = 2 * rates.generate(replace(workload, rows=token_counts.held_out, group_size=1))
+    if config.eval_every and counts.held_out:
+        evaluation = 2 * rates.generate(replace(workload, rows=counts.held_out, group_size=1))
     trial = 0.0
     if not taught:
         questions = min(max(QUESTIONS, len(config.tasks)), QUESTIONS_AT_MOST)

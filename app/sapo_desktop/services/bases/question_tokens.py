@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 
 import msgspec
@@ -29,8 +29,9 @@ from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.catalogue import generator_of, held_out_count, is_own, new_tokens, preset_of, train_seed
+from sapo_swarm.tasks.catalogue import generator_of, is_own, preset_of, tokens_needed, train_seed
 from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.spec import BadTask, may_have_examples, right_answer
 from sapo_swarm.types import Question, TaskRef
 from sapo_swarm.whole_file import write_atomically
@@ -66,10 +67,14 @@ class TokenCounts(msgspec.Struct, frozen=True):
     held_out: int
 
 
-def count_question_tokens(home: Home, config: RunConfig, *, make: bool) -> TokenCounts | None:
+def count_question_tokens(
+    home: Home, config: RunConfig, *, make: bool, table: OwnTask | None = None
+) -> TokenCounts | None:
     """Counts for the run's tasks; None where they are not known. make: reasoning_gym's questions may be generated now, in
-    about 3 s. Blocks."""
+    about 3 s. table: the run's one task, where it is not stored yet. Blocks."""
     try:
+        if table is not None:
+            return _counted(config, rows_of(config, table, QUESTIONS), {table.spec.name: table})
         key = _key(config)
         if (cached := _kept(home).get(key)) is not None:
             return msgspec.convert(cached, TokenCounts)
@@ -77,10 +82,11 @@ def count_question_tokens(home: Home, config: RunConfig, *, make: bool) -> Token
         if catalogue and not make:
             return None
         per_task = max(LEAST, QUESTIONS // max(1, len(config.tasks)))
-        pairs = [pair for task in config.tasks if is_own(task) for pair in rows_of(config, task, per_task)]
+        loaded = {task: library.load_task(task) for task in config.tasks if is_own(task)}
+        pairs = [pair for task in loaded.values() for pair in rows_of(config, task, per_task)]
         if catalogue:
             pairs += asyncio.run(_made(config, catalogue, per_task))
-        counts = _counted(config, pairs)
+        counts = _counted(config, pairs, loaded)
     except (BadTask, ScorerUnavailable, KeyError, ValueError, OSError):  # whoever starts the run says what is wrong
         return None
     if counts is not None and catalogue:
@@ -109,16 +115,16 @@ def _kept(home: Home) -> dict[str, object]:
     return {}
 
 
-def rows_of(config: RunConfig, task: str, most: int) -> list[Asked]:
+def rows_of(config: RunConfig, task: OwnTask, most: int) -> list[Asked]:
     """Training rows of a custom task, spread evenly over all of them."""
-    task_rows, pairs = library.load_task(task), list[Asked]()
-    answers = may_have_examples(msgspec.structs.replace(task_rows.spec, extract="whole"))
-    total = min(most, len(task_rows.train))
-    for place in (number * len(task_rows.train) // total for number in range(total)):
-        row, ref = task_rows.train[place], TaskRef(task, library.PRESET, place, 0, task_rows.generator)
-        right = right_answer(task_rows.spec, row).strip() if answers else ""
-        text = enclose_answer(task_rows.spec.extract, right, config.answer_format) if right else ""
-        pairs.append((Question(ref, task_rows.question(row), "0" * 64), text))
+    pairs, spec = list[Asked](), task.spec
+    answers = may_have_examples(msgspec.structs.replace(spec, extract="whole"))
+    total = min(most, len(task.train))
+    for place in (number * len(task.train) // total for number in range(total)):
+        row, ref = task.train[place], TaskRef(spec.name, library.PRESET, place, 0, task.generator)
+        right = right_answer(spec, row).strip() if answers else ""
+        text = enclose_answer(spec.extract, right, config.answer_format) if right else ""
+        pairs.append((Question(ref, task.question(row), "0" * 64), text))
     return pairs
 
 
@@ -136,9 +142,14 @@ async def _made(config: RunConfig, tasks: Sequence[str], each: int) -> list[Aske
     return [*filter(None, pairs), *((question, "") for question in questions if isinstance(question, Question))]
 
 
-def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
+def _counted(config: RunConfig, asked: Sequence[Asked], loaded: Mapping[str, OwnTask]) -> TokenCounts | None:
+    """loaded: the custom tasks among the run's."""
     if not asked:
         return None
+
+    def limit_of(task: str) -> int:
+        return tokens_needed(config, task, loaded[task].spec.max_new_tokens if task in loaded else 0)
+
     try:
         tokenizer = HfTokenizer(locate.resolve_local_model(config.model), config.thinking)
     except BackendError:
@@ -146,17 +157,18 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
     prompts = [_prompt(config, question, tokenizer) for question, _ in asked]
     answers: dict[str, list[int]] = {}
     for question, text in asked:
-        limit, measured = new_tokens(config, question.ref.dataset), answers.setdefault(question.ref.dataset, [])
+        limit, measured = limit_of(question.ref.dataset), answers.setdefault(question.ref.dataset, [])
         if text:
             measured.append(min(limit, _text(text, tokenizer) + 1))
     has_answers = any(answers.values())
-    lengths = [values or [new_tokens(config, task)] for task, values in answers.items()]
+    lengths = [values or [limit_of(task)] for task, values in answers.items()]
     first, last = min(prompts), max(prompts)
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     scale = 1 if tokenizer else CHARACTERS
     shared = shared // scale if len(prompts) > 1 and shared >= SHARED * scale else 0
-    tables = {task: rows_apart(library.load_task(task)) for task in config.tasks if is_own(task)}
-    fresh = [task for task in config.tasks if not is_own(task)]
+    tables = {name: rows_apart(task) for name, task in loaded.items()}
+    fresh = [task for task in config.tasks if task not in loaded]
+    held_out = {name: len(task.held_out) for name, task in loaded.items()}
     largest_share = max(8, MOST_APART // len(config.tasks))
     return TokenCounts(
         questions=len(asked),
@@ -165,12 +177,12 @@ def _counted(config: RunConfig, asked: Sequence[Asked]) -> TokenCounts | None:
         answer=mean(map(mean, lengths)),
         longest=mean(map(max, lengths)),
         known=has_answers,
-        limit=mean(new_tokens(config, task) for task in config.tasks),
+        limit=mean(limit_of(task) for task in config.tasks),
         by_tokenizer=tokenizer is not None,
         of_pass=sum(min(len(rows), ROWS_OF_A_PASS) for rows, _ in tables.values())
         + sum(max(8, (FRESH_SLOW if _slow(config, task) else FRESH) // len(config.tasks)) for task in fresh),
         apart=sum(min(len(apart), largest_share) for _, apart in tables.values()) + largest_share * len(fresh),
-        held_out=sum(held_out_count(task, eval_items(config)) for task in config.tasks),
+        held_out=sum(min(eval_items(config), held_out.get(task, eval_items(config))) for task in config.tasks),
     )
 
 
