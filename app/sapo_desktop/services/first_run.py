@@ -219,7 +219,7 @@ def _table(file: str, model: str) -> OwnTask | None:
 
     try:
         return draft_task(typed_path(file), ImportOptions(base=model, reasons=is_reasoning_model(model))).task
-    except (*USER_ERRORS, OSError):
+    except USER_ERRORS:
         return None
 
 

@@ -251,6 +251,35 @@ def load_settings(path: Path) -> Settings:
     return settings_from_tables(read_tables(path), str(path))
 
 
+class LiveLimits:
+    """The current limits from the settings file: a change takes effect within a second, whoever made it. Reads the file only
+    when it changed; an unreadable file leaves the limits unchanged."""
+
+    def __init__(self, path: Path, limits: ResourceLimits) -> None:
+        """limits: as the file has them now."""
+        self._path, self._limits = path, limits
+        self._seen = self._stamp()
+
+    def __call__(self) -> ResourceLimits:
+        """The limits as they are now."""
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self._limits = load_settings(self._path).limits
+            except AppError as error:
+                logging.getLogger(__name__).warning("The limits stay as they were. %s", error)
+        return self._limits
+
+    def _stamp(self) -> tuple[int, int]:
+        """A stamp that changes with every write (each replaces the file); (0, 0) without a file."""
+        try:
+            facts = self._path.stat()
+        except OSError:
+            return 0, 0
+        return facts.st_mtime_ns, facts.st_ino
+
+
 def settings_from_tables(tables: Mapping[str, Any], origin: str, strict: bool = True) -> Settings:
     """Settings from nested tables. Raises UsageError that names the key, the nearest match or the allowed values."""
     for key in unknown_keys(tables):

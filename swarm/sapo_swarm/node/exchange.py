@@ -1,4 +1,4 @@
-"""Where a round meets the swarm. A node alone exchanges nothing; a node in a swarm plugs its exchange in here."""
+"""Where a round meets the swarm: a node in one plugs its exchange in here. A node alone has none."""
 
 from __future__ import annotations
 
@@ -52,34 +52,6 @@ class GroupExchange(Protocol):
     async def close(self) -> None:
         """End the exchange."""
         ...
-
-
-class SiloExchange:
-    """No swarm: shares nothing, receives nothing."""
-
-    def attach(self, _host: EngineThread, _scorer: Scorer, _excluded: frozenset[str]) -> None:
-        """See GroupExchange."""
-        return None
-
-    def prompts_to_sample(self, local: int, external: int) -> int:
-        """See GroupExchange."""
-        return local + external
-
-    def take(self, _taking: bool) -> None:
-        """See GroupExchange."""
-        return None
-
-    async def exchange(self, _round_number: int, _local: Sequence[Group], _wanted: int) -> ReceivedGroups:
-        """Neither shares nor receives groups."""
-        return ReceivedGroups()
-
-    def used(self, _groups: Sequence[Group], _batch: int) -> SwarmUpdated | None:
-        """See GroupExchange."""
-        return None
-
-    async def close(self) -> None:
-        """End the exchange."""
-        return None
 
 
 # How likely external text is under a node's own policy.

@@ -42,7 +42,7 @@ class RollbackGuard:
     host: EngineThread
     checkpoints: CheckpointStore
     examiner: Evaluator
-    exchange: GroupExchange
+    exchange: GroupExchange | None
     journal: Journal
     bus: EventBus
     save: Save
@@ -241,7 +241,8 @@ class RollbackGuard:
     def _become(self, watch: TripwireState) -> None:
         self.watch = watch
         self._pin()
-        self.exchange.take(watch.taking)
+        if self.exchange is not None:
+            self.exchange.take(watch.taking)
 
     def _pin(self) -> None:
         self.checkpoints.pinned = tripwire.pinned_rounds(self.watch, self.rollbacks)

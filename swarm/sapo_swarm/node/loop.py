@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,7 +15,7 @@ from sapo_backends.base import Engine, EngineInfo, Progress
 from sapo_backends.errors import Cancelled, TemplateRefused
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
-from sapo_swarm.events import Evaluated, LogLine, RoundFinished
+from sapo_swarm.events import Evaluated, LogLine, RoundFinished, SwarmUpdated
 from sapo_swarm.node import aha_trail, round_phases
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import NodeStatus
@@ -226,6 +226,7 @@ class Node:
         self.stalled = StallDetector()
         self.retention = JournalRetention(self.journal, self.config.keep_groups)
         self.guard: RollbackGuard | None = None
+        self._left_by_swarm = False
         self._opened = asyncio.Event()
         self._started = time.time()
         self._evaluate_next = 0
@@ -333,7 +334,8 @@ class Node:
             ticker.cancel()
             await asyncio.gather(ticker, self.run_control.settled(), return_exceptions=True)
             await self.host.close()
-            await self.setup.exchange.close()
+            if self.setup.exchange is not None:
+                await self.setup.exchange.close()
             await self.retention.close()
             self.store.close()
             self.bus.close()
@@ -374,7 +376,8 @@ class Node:
         await self.examples.open(self.store.rounds_done)
         opened = as_opened(self.config, info.parameters, reasons=reasons)
         self.config = config = with_limits(opened, self.examples.trial.limits if self.examples.trial else {})
-        setup.exchange.attach(self.host, scorer, excluded)
+        if setup.exchange is not None:
+            setup.exchange.attach(self.host, scorer, excluded)
         examiner = Evaluator(config, self.host, scorer, setup.folder / "evaluations")
         self.guard = guard = guard_of(setup, config, self.store, examiner)
         checkpoint = await self.store.find()
@@ -389,6 +392,7 @@ class Node:
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
         await opening.announce(setup, config, info, self.store, self.examples.steps)
         await guard.open(self.store.rollbacks)  # the announced session may ask other held-out questions
+        self._left_by_swarm = guard.busy
         self.activity.phase = None
         self._base_compared = await opening.compared(examiner)
         self._opened.set()
@@ -492,7 +496,7 @@ class Node:
         """An evaluation, a closer look, a reading or a round; returns the next round to work on. A round that is already in
         the weights comes first."""
         work = await self.store.mend(work) if update_interrupted(work) else work
-        if work.stats is None and (self._evaluate_next or self._guarded.busy):
+        if work.stats is None and (self._evaluate_next or self._watched):
             await (self._examine(examiner, self._evaluate_next) if self._evaluate_next else self._attend())
             return work
         if work.stats is None and self.examples.running(self.config):
@@ -522,7 +526,7 @@ class Node:
     @property
     def _practice_follows(self) -> bool:
         """Whether practice begins unasked after a successful examples phase."""
-        return self.setup.mode == "swarm" or bool(self.config.rounds) or self.config.examples != "auto"
+        return self.setup.exchange is not None or bool(self.config.rounds) or self.config.examples != "auto"
 
     async def _go_back(self, examiner: Evaluator, work: RoundWork, target: int) -> RoundWork:
         """Do what go_back() asked for; returns the next round to work on. If it cannot be done, nothing changes, and the
@@ -612,6 +616,11 @@ class Node:
         return eval_items(self.config)
 
     @property
+    def _watched(self) -> bool:
+        """The guard has something to do before the next round; alone, only what a session in a swarm left."""
+        return (self.setup.exchange is not None or self._left_by_swarm) and self._guarded.busy
+
+    @property
     def _guarded(self) -> RollbackGuard:
         assert self.guard is not None
         return self.guard
@@ -623,20 +632,38 @@ class Node:
             await self.examples.train(context, work)
             await self._finish(work)
             return
-        if external_expired(work, time.time()):
+        if work.external and external_expired(work, time.time()):
             drop_external(work)
-        for phase in (
-            round_phases.sample_questions,
-            round_phases.generate_groups,
-            round_phases.score_groups_round_phases,
-            round_phases.share_groups,
-            run_stage,
-            update_policy,
-        ):
-            if not self._guarded.taking:
+        for phase in self._phases():
+            if work.external and not self._takes_external:
                 drop_external(work)
             await phase(context, work)
         await self._finish(work)
+
+    def _phases(self) -> Iterator[Callable[[RoundContext, RoundWork], Awaitable[None]]]:
+        """The phases of a round; a node alone has no exchange, and most runs have no stage."""
+        yield from (
+            round_phases.sample_questions,
+            round_phases.generate_groups,
+            round_phases.score_groups_round_phases,
+        )
+        if self.setup.exchange is not None:
+            yield round_phases.share_groups
+        if self.config.stage != "none":
+            yield run_stage
+        yield update_policy
+
+    @property
+    def _takes_external(self) -> bool:
+        """Whether the round may use groups of others."""
+        return self.setup.exchange is not None and self._guarded.taking
+
+    def _swarm_news(self, work: RoundWork) -> list[SwarmUpdated]:
+        """What the exchange says once a round has used its groups."""
+        if self.setup.exchange is None:
+            return []
+        news = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
+        return [news] if news else []
 
     async def _finish(self, work: RoundWork) -> None:
         """Log and publish a round that is in the weights. If the disk refuses, it is retried later, and nothing is done
@@ -647,20 +674,15 @@ class Node:
             self.examples.trained(done)
             work.untold = (done,)
         elif work.stats is not None and work.round == self.rounds_done:
-            solved, external_wanted = set(self.store.solved), self.config.external_groups if self._guarded.taking else 0
+            solved, external_wanted = set(self.store.solved), self.config.external_groups if self._takes_external else 0
             events = self.firsts.told(
                 stamp_round(record_round(work, external_wanted, solved), time.time()), work.external or ()
             )
             await asyncio.to_thread(self.store.finished, work, events, solved)
-            swarm_update = self.setup.exchange.used([g for g in work.trained if g.external], len(work.trained))
-            work.untold = (
-                *events,
-                *([swarm_update] if swarm_update else []),
-                *cut_off(work.completions or [], work.round),
-            )
+            work.untold = (*events, *self._swarm_news(work), *cut_off(work.completions or [], work.round))
             for event in events:
                 work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
-            if self.stalled.mastered and self.setup.mode == "silo" and not self.config.rounds:
+            if self.stalled.mastered and self.setup.exchange is None and not self.config.rounds:
                 self._ended = MASTERED
         if untold := work.untold:
             await self.bus.publish(*untold)

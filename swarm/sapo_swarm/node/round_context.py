@@ -236,7 +236,7 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What a round works with; constant over a run. stream takes ephemeral events on the event loop.
+    """What a round works with; constant over a run. stream takes ephemeral events on the event loop. exchange: None: alone.
 
     per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far. memory: local
     groups of earlier rounds, for replay and the curriculum. excluded: hashes of prompts that must not be trained on
@@ -249,7 +249,7 @@ class RoundContext:
     swarm: str
     host: EngineThread
     scorer: Scorer
-    exchange: GroupExchange
+    exchange: GroupExchange | None
     algorithm: Algorithm
     policy: PolicyUpdate
     activity: NodeActivity

@@ -199,7 +199,9 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     if work.questions is not None:
         return
     config = context.config
-    goal = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
+    goal = config.local_groups + config.external_groups
+    if context.exchange is not None:
+        goal = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
     context.begin(work, "questions", f"Sampling {goal} questions")
     sampled: list[tuple[Question, list[int]]] = []
     left_out, reason = Counter[str](), ""
@@ -249,10 +251,11 @@ async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> N
 
 
 async def share_groups(context: RoundContext, work: RoundWork) -> None:
-    """Share local groups and fetch external ones (nothing for a node alone)."""
+    """Share local groups and fetch external ones; only for a node in a swarm."""
     if work.external is not None:
         return
     assert work.local is not None
+    assert context.exchange is not None
     wanted = context.config.external_groups
     if wanted:
         context.begin(work, "exchange", f"Sharing {len(work.local)} groups, asking for {wanted}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +18,10 @@ from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
-from sapo_swarm.node.exchange import GroupExchange, SiloExchange
-from sapo_swarm.node.governor.machine import MachineMonitor
+from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.governor.run_control import BadCommand
+from sapo_swarm.node.governor.sensors import MachineMonitor
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext
@@ -41,6 +41,7 @@ class NodeSetup:
     """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
 
     name, base, changed, trial: for its history (events.RunStarted). notes: sentences for the person, told once.
+    exchange: with the swarm; None: the node is alone.
     fetch: brings the model's files onto this disk, in the engine's thread, before build; it may be interrupted and called again.
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     machine: reads the sensors of this machine and the disk of the folder that it is given.
@@ -57,7 +58,7 @@ class NodeSetup:
     build: Build
     limits: Callable[[], ResourceLimits] = ResourceLimits
     machine: Callable[[Path], MachineMonitor] = MachineMonitor
-    exchange: GroupExchange = field(default_factory=SiloExchange)
+    exchange: GroupExchange | None = None
     node_key: str = ""
     swarm: str = SILO
     version: str = ""

@@ -17,7 +17,6 @@ from sapo_desktop.cli import VERBS, build_parser
 from sapo_desktop.dashboard.look import choose_glyphs
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import editing, flags
-from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_lab.schema import ArmConditions
 from sapo_swarm.config import MOST_ROUNDS, RENAMED, RunConfig, settings_of_today
 from sapo_swarm.coordinator.settings import CoordinatorSettings
@@ -88,7 +87,7 @@ def test_inf_is_refused_for_every_number_setting(tmp_path: Path, key: str) -> No
 
 def test_limits_follow_the_file_and_survive_a_broken_one(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    limits = LiveLimits(path, ResourceLimits())
+    limits = settings.LiveLimits(path, ResourceLimits())
     assert limits() == ResourceLimits()
     settings.write_setting(path, "limits.max_celsius", "70")
     assert limits().max_celsius == 70

@@ -13,7 +13,6 @@ import pytest
 from sapo_backends.errors import CancelToken
 from sapo_swarm.events import Vitals
 from sapo_swarm.node.governor import ticker
-from sapo_swarm.node.governor.machine import MachineMonitor
 from sapo_swarm.node.governor.rules import (
     PRESETS,
     GovernorHold,
@@ -29,7 +28,7 @@ from sapo_swarm.node.governor.run_control import (
     find_obstacle,
     running_note,
 )
-from sapo_swarm.node.governor.sensors import MachineReadings
+from sapo_swarm.node.governor.sensors import MachineMonitor, MachineReadings
 from sapo_swarm.node.governor.ticker import SleepInhibitor, inhibitor_command, should_keep_awake, windows_class
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.round_context import NodeActivity

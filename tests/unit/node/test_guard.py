@@ -15,7 +15,6 @@ from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore
 from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore, NoRoom, rounds_of
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
-from sapo_swarm.node.exchange import SiloExchange
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.sapo import tripwire
@@ -35,9 +34,7 @@ async def guard(tmp_path: Path) -> AsyncIterator[RollbackGuard]:
         return checkpoints.write(engine, CheckpointInfo(rounds, "evaluation", rollbacks=rollbacks)).path
 
     examiner = Evaluator(CONFIG, host, Scorer(), tmp_path / "evaluations")
-    yield RollbackGuard(
-        CONFIG, host, checkpoints, examiner, SiloExchange(), journal, EventBus(journal), save, in_swarm=True
-    )
+    yield RollbackGuard(CONFIG, host, checkpoints, examiner, None, journal, EventBus(journal), save, in_swarm=True)
     journal.close()
     await host.close()
 

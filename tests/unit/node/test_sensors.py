@@ -11,8 +11,8 @@ from tests.support import device_tree
 from tests.support.device_tree import linux, write
 
 from sapo_swarm.node.governor import sensors
-from sapo_swarm.node.governor.machine import MachineMonitor, PowerMonitor
 from sapo_swarm.node.governor.rules import PRESETS, GovernorState, ResourceLimits, ThrottleLevel, advance_rules
+from sapo_swarm.node.governor.sensors import MachineMonitor, PowerMonitor
 
 pytestmark = linux
 

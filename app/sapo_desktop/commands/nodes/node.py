@@ -28,7 +28,6 @@ from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import invite_text, membership, trial
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import flags
-from sapo_desktop.settings.live_limits import LiveLimits
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished, RunStarted, Vitals
 from sapo_swarm.node.governor import ticker
@@ -175,7 +174,7 @@ def _setup(home: Home, session: training.TrainingSession, config: RunConfig, cho
         record.id,
         folder,
         engines.run_builder(config, folder, home),
-        LiveLimits(home.settings, chosen.limits),
+        settings.LiveLimits(home.settings, chosen.limits),
         version=__version__,
         name=record.name,
         base=record.base,

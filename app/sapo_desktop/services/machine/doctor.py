@@ -21,8 +21,7 @@ from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import free_bytes
 from sapo_swarm.node.clock import format_age
-from sapo_swarm.node.governor.machine import MachineMonitor
-from sapo_swarm.node.governor.sensors import NAMES, SYSFS, command_output
+from sapo_swarm.node.governor.sensors import NAMES, SYSFS, MachineMonitor, command_output
 
 # The doctor's lines about what the limits can use: each sensor with its present value, or that it is not available.
 

@@ -21,10 +21,9 @@ import psutil
 
 from sapo_swarm.events import Event, RoundFinished, Vitals
 from sapo_swarm.node.clock import steady_seconds
-from sapo_swarm.node.governor.machine import MachineMonitor
 from sapo_swarm.node.governor.rules import GovernorState, ResourceLimits, advance_rules
 from sapo_swarm.node.governor.run_control import RunControl
-from sapo_swarm.node.governor.sensors import PROC, MachineReadings, read_kernel_file
+from sapo_swarm.node.governor.sensors import PROC, MachineMonitor, MachineReadings, read_kernel_file
 from sapo_swarm.node.journal import EventBus
 from sapo_swarm.types import UNREADABLE
 
