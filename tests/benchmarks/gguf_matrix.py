@@ -313,7 +313,7 @@ def _gib(size: int) -> float:
 def _asked(config: Any, engine: Engine, examples: int) -> tuple[list[list[int]], list[TrainSample]]:
     """Prompts of the table's rows, and a step of the examples phase."""
     from sapo_desktop.services.bases.question_tokens import rows_of
-    from sapo_swarm.node.examples_phase import with_common_prompt
+    from sapo_swarm.node.verified_examples import with_common_prompt
     from sapo_swarm.scoring.prompts import build_conversation
     from sapo_swarm.tasks.own import library
 

@@ -20,8 +20,8 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, ExamplesRead, LogLine, RoundFinished, StateChanged, TrialMeasured
 from sapo_swarm.node import going_back
-from sapo_swarm.node.examples_phase import ExampleSource
 from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.verified_examples import ExampleSource
 from sapo_swarm.scoring.scorer import Scorer
 
 UNTAUGHT = msgspec.structs.replace(CONFIG, model="untaught", tasks=("moods",), rounds=3)

@@ -18,7 +18,6 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.events import Event, ExamplesRead, GroupRecorded, RoundFinished, TrialMeasured
 from sapo_swarm.node import examples_phase
-from sapo_swarm.node.examples_phase import ExampleSource
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.known_successes import (
     KnownSuccess,
@@ -29,6 +28,7 @@ from sapo_swarm.node.known_successes import (
 )
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.verified_examples import ExampleSource
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, preset_of
 from sapo_swarm.tasks.own import library

@@ -14,14 +14,8 @@ from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.base_trial import CHUNK, MOST_TRIAL_S, QUESTIONS, QUESTIONS_AT_MOST
 from sapo_swarm.node.clock import format_duration
-from sapo_swarm.node.examples_phase import (
-    BATCH,
-    GROUPS_READ,
-    MOST_SECONDS,
-    ROWS_AT_ONCE,
-    TAUGHT,
-    steps_between_readings,
-)
+from sapo_swarm.node.examples_phase import GROUPS_READ, MOST_SECONDS, ROWS_AT_ONCE, TAUGHT, steps_between_readings
+from sapo_swarm.node.verified_examples import BATCH
 
 PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
 """Passes over the examples: in six runs on custom tasks (docs/benchmarks/real-tasks.md) the phase ended after 2, 2, 3, 3, 3 and

@@ -24,7 +24,7 @@ from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
 from sapo_swarm.node.evaluation import SLOW
-from sapo_swarm.node.examples_phase import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
+from sapo_swarm.node.verified_examples import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
 from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.process import ScorerUnavailable
 from sapo_swarm.scoring.prompts import build_conversation
