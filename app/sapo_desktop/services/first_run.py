@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,10 +218,9 @@ def _table(file: str, model: str) -> OwnTask | None:
     from sapo_desktop.services.tasks.looking import is_reasoning_model
     from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 
-    try:
+    with contextlib.suppress(*USER_ERRORS):
         return draft_task(typed_path(file), ImportOptions(base=model, reasons=is_reasoning_model(model))).task
-    except USER_ERRORS:
-        return None
+    return None
 
 
 def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _: None) -> RunConfig:

@@ -174,9 +174,12 @@ def test_the_quantisation_of_a_gguf_file_and_its_size_reach_the_forecasts(home: 
 
 
 def test_of_a_table_that_is_not_stored_yet_the_same_is_expected_as_once_it_is(home: Home) -> None:
-    task = library.load_task("short")
-    counts = question_tokens.count_question_tokens(home, OWN, make=False, table=task)
-    assert counts == question_tokens.count_question_tokens(home, OWN, make=False)
+    task, stored = library.load_task("short"), question_tokens.count_question_tokens(home, OWN, make=False)
+    with library_in(home.data / "empty"):
+        assert question_tokens.count_question_tokens(home, OWN, make=False) is None
+        counts = question_tokens.count_question_tokens(home, OWN, make=False, table=task)
+    assert counts == stored
+    assert counts is not None
 
 
 def test_where_the_questions_are_not_known_a_round_is_a_range_that_holds_both_kinds_of_answers(home: Home) -> None:

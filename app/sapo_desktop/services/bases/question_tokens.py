@@ -27,7 +27,7 @@ from sapo_swarm.node.evaluation import SLOW
 from sapo_swarm.node.verified_examples import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
 from sapo_swarm.scoring.declared import enclose_answer
 from sapo_swarm.scoring.process import ScorerUnavailable
-from sapo_swarm.scoring.prompts import build_conversation
+from sapo_swarm.scoring.prompts import build_conversation, build_messages
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, is_own, preset_of, tokens_needed, train_seed
 from sapo_swarm.tasks.own import library
@@ -154,7 +154,7 @@ def _counted(config: RunConfig, asked: Sequence[Asked], loaded: Mapping[str, Own
         tokenizer = HfTokenizer(locate.resolve_local_model(config.model), config.thinking)
     except BackendError:
         tokenizer = None
-    prompts = [_prompt(config, question, tokenizer) for question, _ in asked]
+    prompts = [_prompt(config, question, loaded.get(question.ref.dataset), tokenizer) for question, _ in asked]
     answers: dict[str, list[int]] = {}
     for question, text in asked:
         limit, measured = limit_of(question.ref.dataset), answers.setdefault(question.ref.dataset, [])
@@ -190,9 +190,13 @@ def _slow(config: RunConfig, task: str) -> bool:
     return f"{task}/{preset_of(task, config.preset)}" in SLOW
 
 
-def _prompt(config: RunConfig, question: Question, tokenizer: HfTokenizer | None) -> list[int]:
-    """Ids of the whole prompt; without a tokenizer, its characters."""
-    chat = build_conversation(question, config.answer_format)
+def _prompt(config: RunConfig, question: Question, table: OwnTask | None, tokenizer: HfTokenizer | None) -> list[int]:
+    """Ids of the whole prompt; without a tokenizer, its characters. table: the question's, which need not be stored."""
+    chat = (
+        build_messages(question.prompt, table.spec.system, config.answer_format)
+        if table is not None
+        else build_conversation(question, config.answer_format)
+    )
     return tokenizer.encode_chat(chat) if tokenizer else [ord(c) for part in chat for c in part["content"]]
 
 
