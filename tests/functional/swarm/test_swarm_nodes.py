@@ -178,11 +178,10 @@ async def test_host_verbs_reach_the_coordinator_of_the_same_home(tmp_path: Path)
     """invite, invite list, revoke, swarm, export, import: each as a person types it."""
     home = tmp_path / "host"
     async with coordinator(home, "--port", "0"):
-        made = await asyncio.to_thread(sapo, home, "invite", "--label", "Ada", "--uses", "2", "--hours", "1", "--qr")
+        made = await asyncio.to_thread(sapo, home, "invite", "--label", "Ada", "--uses", "2", "--hours", "1")
         assert made.returncode == 0, made.stderr
-        first, *code = made.stdout.splitlines()
+        first = made.stdout.splitlines()[0]
         assert parse_invite(first.split()[0]).token
-        assert len(code) > 15
         listed = await asyncio.to_thread(sapo, home, "invite", "list")
         assert "Ada" in listed.stdout
         assert "used 0 of 2" in listed.stdout
