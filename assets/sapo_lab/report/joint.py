@@ -175,8 +175,10 @@ def _bounds(interval: ConfidenceInterval) -> str:
 
 SPREAD_HEADS = (
     "arm",
-    "pass@1 at 1",
-    "pass@k at 1",
+    "pass@1, untrained",
+    "at the end",
+    "pass@k, untrained",
+    "at the end",
     "entropy, first ten rounds",
     "last ten",
     "unequal groups, last ten",
@@ -188,15 +190,16 @@ def spread_rows(found: Mapping[str, Sequence[RunResult]], names: Mapping[str, st
     more surely."""
     rows: list[tuple[str, ...]] = []
     for name, runs in found.items():
-        measured = [run for run in runs if run.pass_at_k]
+        measured = [run for run in runs if run.pass_at_k and run.base_pass_at_k]
         if measured:
             (k,) = {k for run in measured for k, _ in run.pass_at_k.values()}
-            of_k = np.mean([rate for run in measured for _, rate in run.pass_at_k.values()])
             rows.append(
                 (
                     names[name],
+                    f"{100 * np.mean([_pass_at_1(run.base_verdicts) for run in measured]):.1f} %",
                     f"{100 * np.mean([_pass_at_1(run.verdicts) for run in measured]):.1f} %",
-                    f"{100 * of_k:.1f} % (k = {k})",
+                    f"{100 * np.mean([rate for run in measured for _, rate in run.base_pass_at_k.values()]):.1f} %",
+                    f"{100 * np.mean([rate for run in measured for _, rate in run.pass_at_k.values()]):.1f} % (k = {k})",
                     f"{np.mean([np.nanmean(run.entropy[:10]) for run in measured]):.2f}",
                     f"{np.mean([np.nanmean(run.entropy[-10:]) for run in measured]):.2f}",
                     f"{100 * np.mean([np.nanmean(run.nonzero_advantage[-10:]) for run in measured]):.0f} %",

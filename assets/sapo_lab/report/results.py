@@ -70,8 +70,8 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
     share of distinct answers in a group. judged: mean verdict of the judge, NaN without one. tokens, bytes: of all nodes,
     cumulative (bytes sent). at_end: the nodes in order, empty before the run has ended. verdicts: by task, the share of right
     answers to each final question, in the order of the questions; empty in runs from before these were saved. greedy: the same
-    at temperature 0. base_verdicts, base_greedy: the untrained models' on the same questions. pass_at_k: with several samples a
-    question, by task, (k, pass@k). cpu_s: processor seconds of all nodes in their rounds, NaN in such runs; scoring and
+    at temperature 0. pass_at_k: with several samples a question, by task, (k, pass@k). base_…: the untrained models' on the same
+    questions. cpu_s: processor seconds of all nodes in their rounds, NaN in such runs; scoring and
     verification count in runs that have `greedy`. entropy: of the policy, nats a token, mean over nodes.
     """
 
@@ -103,6 +103,7 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
     base_verdicts: dict[str, Floats] = {}
     base_greedy: dict[str, Floats] = {}
     pass_at_k: dict[str, tuple[int, float]] = {}
+    base_pass_at_k: dict[str, tuple[int, float]] = {}
     entropy: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -214,6 +215,7 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
         base_verdicts=_verdicts(_base_files(folder, greedy=False)) if finished else {},
         base_greedy=_verdicts(_base_files(folder, greedy=True)) if finished else {},
         pass_at_k=_pass_at_k(folder.glob(f"node-*/{VERDICTS}")) if finished else {},
+        base_pass_at_k=_pass_at_k(_base_files(folder, greedy=False)) if finished else {},
         entropy=_means([[e.entropy for e in events] for events in by_round]),
         cpu_s=sum(e.figures.get("cpu_s", float("nan")) for events in by_round for e in events),
     )
