@@ -68,7 +68,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse and run; returns the exit code."""
-    umask.set_private_umask()
     try:
         return run_action(build_parser().parse_args(list(arguments)))
     except KeyboardInterrupt:
@@ -227,4 +226,5 @@ def _print_keys() -> int:
 
 
 if __name__ == "__main__":
+    umask.set_private_umask()
     sys.exit(main(sys.argv[1:]))

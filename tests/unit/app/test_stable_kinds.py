@@ -17,7 +17,10 @@ PARTS: tuple[ChatPart, ...] = (
     Marks((1.0, 0.0), (1, 0), 1, ""),
     Marks((), (0, 0), 0, "the verifier failed"),
 )
-EVENTS = "base_trial checkpoint evaluation examples external first_success group log phase round run_started state swarm vitals"
+EVENTS = (
+    "base_asked base_trial checkpoint evaluation examples external first_success group log phase round run_started state "
+    "swarm vitals"
+)
 VERIFIERS = (
     "choice environment exact format function json_equal json_schema judged length list number order python_tests regex "
     "set sql"

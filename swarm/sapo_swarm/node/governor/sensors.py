@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from sapo_swarm.node.clock import week_minute
 
@@ -265,7 +264,8 @@ def parse_pmset_level(reply: str) -> int | None:
     return next((level for threshold, level in _SLOWED if left >= threshold), 4)
 
 
-# All readings together, and the memory and processor time of this process: from psutil where it serves, else as above.
+# All readings together, and the memory and processor time of this process: from psutil where it serves, else as above. It is
+# imported where it is used, for the dashboard needs the names of the readings before its first frame, and nothing else of it.
 
 LINUX = sys.platform.startswith("linux")
 
@@ -278,6 +278,8 @@ class PowerMonitor:
 
     def read(self) -> tuple[bool | None, float | None]:
         """(on battery, charge in percent); None for what this machine does not have or report."""
+        import psutil
+
         if LINUX:
             return read_power_supplies(self._sysfs)
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
@@ -291,6 +293,8 @@ class MachineMonitor:
     """Reads the machine and this process tree. folder: whose disk is watched. sysfs: Linux' device tree."""
 
     def __init__(self, folder: Path, sysfs: Path = SYSFS) -> None:
+        import psutil
+
         self._folder, self._sysfs = folder, sysfs
         self._power = PowerMonitor(sysfs)
         self._process = psutil.Process()
@@ -299,6 +303,8 @@ class MachineMonitor:
 
     def readings(self, idle: bool = False) -> MachineReadings:
         """idle: also ask when keyboard or mouse were last touched."""
+        import psutil
+
         on_battery, charge = self._power.read()
         return MachineReadings(
             on_battery=on_battery,
@@ -319,6 +325,8 @@ class MachineMonitor:
 
     def celsius(self) -> float | None:
         """The hottest processor sensor; None where there is none to read."""
+        import psutil
+
         if LINUX:
             return read_cpu_celsius(self._sysfs)
         sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
@@ -327,6 +335,8 @@ class MachineMonitor:
 
     def usage(self) -> tuple[int, float]:
         """Resident bytes and CPU percent (100 = one core) of this process and its children."""
+        import psutil
+
         memory, cpu = self._process.memory_info().rss, self._process.cpu_percent()
         for child in self._process.children(recursive=True):
             try:
