@@ -113,12 +113,12 @@ class ChildProcess:
         return self._process.wait()
 
     def read_output(self, most: int = -1) -> bytes:
-        """What is left of its output, at most so many bytes."""
+        """The rest of its output, at most `most` bytes."""
         assert self._process.stdout is not None
         return self._process.stdout.read(most)
 
     def read_errors(self, most: int = -1) -> str:
-        """Its error stream from the start, at most so many bytes."""
+        """Its error stream from the start, at most `most` bytes."""
         self._errors.seek(0)
         return self._errors.read(most).decode("utf-8", "replace")
 

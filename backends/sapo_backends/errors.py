@@ -109,7 +109,7 @@ class CancelToken:
 
 
 class TimeLimit(CancelToken):
-    """Cancelled when its parent is, or once so many seconds have passed."""
+    """Cancelled when its parent is, or after `seconds`."""
 
     def __init__(self, parent: CancelToken, seconds: float) -> None:
         super().__init__()

@@ -100,7 +100,7 @@ class NumberedQuestions:
             self._say(f"{plain_text(line, 40)} is none of the {len(values)} answers")
 
 
-# A table of the person's own: from its file to a task that the model was tried on.
+# The person's own table: from its file to a task that the model was tried on.
 
 OWN_TABLE = "a table of yours (CSV, JSONL): its file is asked for at the end"
 CHANGES = (
@@ -220,8 +220,8 @@ class TableQuestions(NumberedQuestions):
             async with aclosing(self._tasks.measure(name, base, source)) as steps:
                 async for step in steps:
                     if step.measured is not None:
-                        found = step.measured
-                        for text in (*found.expectation, *found.shortcuts, *found.warnings):
+                        measured = step.measured
+                        for text in (*measured.expectation, *measured.shortcuts, *measured.warnings):
                             self._say(plain_text(text, 600))
                     elif (now := step.progress.partition("% ")[2]) != doing:
                         doing = now

@@ -27,7 +27,7 @@ from sapo_swarm.node.governor.rules import ResourceLimits
 PROMPT = 256
 """Tokens of a long question; those of the bundled tasks are shorter."""
 LONGEST = 1.5
-"""The longest question of a round has so many times the tokens of the mean one."""
+"""Tokens of a round's longest question, as a multiple of the mean."""
 ASKED_AGAIN_S = 60
 """Seconds for which a GPU's free memory is cached: asking takes a process that imports torch."""
 

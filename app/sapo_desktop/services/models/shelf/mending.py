@@ -21,7 +21,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own.spec import BadTask
 
-# A base in a folder or file of the person's own: it may be moved, renamed, or left on another machine.
+# A base in the person's own folder or file: it may be moved, renamed, or left on another machine.
 
 
 def models_by_base_folder(home: Home) -> dict[str, list[str]]:
