@@ -328,10 +328,9 @@ class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):
     """The progress of the examples phase: its set-aside training rows, which are never examples, were answered.
 
     round: rounds done. step: rounds of examples among them. passes: over the examples, so far. right: of `items` rows, at
-    temperature 0. unequal: of `groups` questions those with both right and wrong answers at the training temperature (0
-    groups: not measured). logprob: mean log-probability per token of the right answers to the set-aside rows; None: not
-    measured. tokens: trained on in the phase; seconds: worked in it, readings included. over: the phase ends here, and
-    `sentence` says why.
+    temperature 0. logprob: mean log-probability per token of the right answers to the set-aside rows; None: not measured.
+    tokens: trained on in the phase; seconds: worked in it, readings included. over: the phase ends here, and `sentence` says
+    why.
     """
 
     round: int
@@ -339,8 +338,6 @@ class ExamplesRead(_Event, frozen=True, kw_only=True, tag="examples"):
     passes: float
     right: int
     items: int
-    unequal: int
-    groups: int
     logprob: float | None
     tokens: int
     seconds: float

@@ -58,8 +58,6 @@ READ_MOST, READ_LEAST = 16, 12
 """Most and fewest steps between two readings (of large tables not every pass is read): with 112 rows a pass has seven steps,
 too few to move the 16 set-aside rows by more than chance, and the phase ended at 70 % of what it reaches at 81."""
 ENOUGH_RIGHT = 0.98
-ENOUGH_UNEQUAL = 0.5
-"""From this share of questions with both right and wrong answers, practice takes over, if examples never run out."""
 PATIENCE, PATIENCE_HIGH, HIGH = 3, 2, 0.9
 """The phase ends after PATIENCE consecutive readings without a gain; after PATIENCE_HIGH once the share of right answers
 reaches HIGH."""
@@ -69,8 +67,6 @@ went from 22 to 17 of 28 right between two passes."""
 LIKELIER = 0.02
 """A mean log-probability of the right answers that is nearer to 0 by this share is a gain too: before the first answer is
 right, nothing else shows learning."""
-GROUPS_READ = 8
-"""Set-aside questions that are answered in groups, to see how many of them practice could learn from."""
 ROWS_AT_ONCE = 32
 """Completions in one call of a reading; progress is published between calls."""
 LOOK_EVERY = 32
@@ -95,14 +91,11 @@ class _Reading:
     """
 
     greedy: Table = field(default_factory=list)
-    groups: Table = field(default_factory=list)
     logprob: float | None = None
     seconds: float = 0.0
     _begun: EvaluationProgress = field(default_factory=EvaluationProgress)
 
-    async def answer(
-        self, context: RoundContext, apart: Sequence[VerifiedExample], practice_follows: bool, show: Show
-    ) -> None:
+    async def answer(self, context: RoundContext, apart: Sequence[VerifiedExample], show: Show) -> None:
         """Everything the model has to do for the reading. Raises Cancelled, BackendError."""
         config, engine = context.config, context.host.engine
         if not apart:
@@ -114,39 +107,28 @@ class _Reading:
             rows = await context.host.call(engine.logprobs, sequences, 1.0)
             values = [value for sample, row in zip(samples, rows, strict=True) for value in sample.masked(row)]
             self.logprob = finite_or_none(sum(values) / len(values)) if values else None
-        questions = [example.question for example in apart]
-        plans = [(self.greedy, questions, 0.0, 1)]
-        if practice_follows:
-            plans.append((self.groups, questions[:GROUPS_READ], config.temperature, config.group_size))
-        answers = sum(len(asked) * size for _, asked, _, size in plans)
-        for table, asked, temperature, size in plans:
-            while len(table) < len(asked):
-                show((len(self.greedy) + len(self.groups) * config.group_size) / answers)
-                part = asked[len(table) : len(table) + max(1, ROWS_AT_ONCE // size)]
-                seed = round_seed(context.node_key, config.seed, len(table), f"examples-read-{temperature}")
-                table += await sample_completions(
-                    context.host,
-                    context.scorer,
-                    part,
-                    Sampling(temperature, 1.0, config.max_new_tokens),
-                    size,
-                    seed,
-                    partial(new_tokens, config),
-                    self._begun,
-                    context.portion,
-                )
-                self._begun = EvaluationProgress()
+        while len(self.greedy) < len(apart):
+            show(len(self.greedy) / len(apart))
+            self.greedy += await sample_completions(
+                context.host,
+                context.scorer,
+                [example.question for example in apart[len(self.greedy) :][:ROWS_AT_ONCE]],
+                Sampling(0.0, 1.0, config.max_new_tokens),
+                1,
+                round_seed(context.node_key, config.seed, len(self.greedy), "examples-read"),
+                partial(new_tokens, config),
+                self._begun,
+                context.portion,
+            )
+            self._begun = EvaluationProgress()
 
-    async def scored(self, context: RoundContext, apart: Sequence[VerifiedExample]) -> tuple[int, int]:
-        """(rows right at temperature 0, questions with both right and wrong answers). Raises ScorerUnavailable."""
-        tokenizer, questions = context.host.engine.tokenizer, [example.question for example in apart]
-        at_zero = await score_completions(tokenizer, context.scorer, questions, self.greedy) if questions else []
-        sampled_questions = questions[: len(self.groups)]
-        grouped = (
-            await score_completions(tokenizer, context.scorer, sampled_questions, self.groups) if self.groups else []
-        )
-        right = sum(scored.rewards[0] == 1.0 for scored, *_ in at_zero)
-        return right, sum(len(set(scored.rewards)) > 1 for scored, *_ in grouped)
+    async def right(self, context: RoundContext, apart: Sequence[VerifiedExample]) -> int:
+        """Rows right at temperature 0. Raises ScorerUnavailable."""
+        questions = [example.question for example in apart]
+        if not questions:
+            return 0
+        results = await score_completions(context.host.engine.tokenizer, context.scorer, questions, self.greedy)
+        return sum(scored.rewards[0] == 1.0 for scored, *_ in results)
 
 
 @dataclass
@@ -262,7 +244,7 @@ class ExamplesPhase:
             why_none = "its tasks give no answers that pass their own verifiers."
         if counts is None:
             counts = no_questions(context.config)
-        plan = plan_of(context.config, counts, len(examples), why_none, source.bounded)
+        plan = plan_of(context.config, counts, len(examples), why_none)
         imitates = plan in ("examples", "only")
         limits = answer_limits(context, [*examples, *source.apart]) if imitates else {}
         limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase still apply
@@ -468,8 +450,8 @@ class ExamplesPhase:
             context.stream(context.activity.progress(part, detail))
 
         try:
-            await reading.answer(context, source.apart, context.config.examples == "auto", show)
-            right, unequal = await reading.scored(context, source.apart)
+            await reading.answer(context, source.apart, show)
+            right = await reading.right(context, source.apart)
         finally:
             reading.seconds += time.perf_counter() - began
         self.seconds += reading.seconds
@@ -479,15 +461,13 @@ class ExamplesPhase:
             passes=(self.steps - self.before) / max(1, self._steps_of_a_pass),
             right=right,
             items=len(source.apart),
-            unequal=unequal,
-            groups=len(reading.groups),
             logprob=reading.logprob,
             tokens=self.tokens,
             seconds=self.seconds,
             over=False,
             sentence="",
         )
-        why = why_over(context.config, [*self.readings, event], source.bounded)
+        why = why_over([*self.readings, event])
         event = msgspec.structs.replace(event, over=bool(why), sentence=reading_sentence(event, why))
         await self.bus.publish(event)
         self.readings.append(event)
@@ -511,14 +491,12 @@ def steps_between_readings(steps_of_a_pass: int) -> int:
     return steps_of_a_pass * math.ceil(READ_LEAST / steps_of_a_pass)
 
 
-def why_over(config: RunConfig, readings: Sequence[ExamplesRead], bounded: bool) -> str:
+def why_over(readings: Sequence[ExamplesRead]) -> str:
     """Why the phase ends with the last of these readings; "" if it continues."""
     last = readings[-1]
     share = last.right / last.items if last.items else 0.0
     if last.items and share >= ENOUGH_RIGHT:
         return "nearly all rows set aside are right"
-    if config.examples == "auto" and not bounded and last.groups and last.unequal >= ENOUGH_UNEQUAL * last.groups:
-        return f"practice can learn from {last.unequal} of {last.groups} questions now"
     if last.seconds >= MOST_SECONDS:
         return f"it had its {format_duration(MOST_SECONDS)}"
     if last.passes >= MOST_PASSES:
@@ -548,8 +526,7 @@ def reading_sentence(event: ExamplesRead, why: str) -> str:
         else f"{event.step} steps"
     )
     right = f"{event.right} of {event.items} right on rows set aside" if event.items else "no rows set aside to read"
-    groups = f", {event.unequal} of {event.groups} questions with both right and wrong answers" if event.groups else ""
-    text = f"Examples, {passes}: {right}{groups}"
+    text = f"Examples, {passes}: {right}"
     return f"{text}. The phase is over after {format_duration(event.seconds)}: {why}." if why else text
 
 

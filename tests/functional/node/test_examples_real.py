@@ -27,7 +27,6 @@ async def test_a_real_model_that_answers_nothing_right_learns_a_table_from_its_r
     from sapo_backends.torch_backend import TorchBackend
 
     monkeypatch.setattr(examples_phase, "MOST_PASSES", 4)
-    monkeypatch.setattr(examples_phase, "GROUPS_READ", 2)
     rows = [
         {"question": template.format(thing), "answer": answer}
         for thing in THINGS

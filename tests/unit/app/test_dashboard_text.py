@@ -332,8 +332,6 @@ def test_before_any_measurement_the_panel_tells_how_far_the_examples_are() -> No
         passes=1.0,
         right=9,
         items=12,
-        unequal=0,
-        groups=0,
         logprob=None,
         tokens=100,
         seconds=3.0,

@@ -40,7 +40,7 @@ ROUND = (
 
 def read(right: int, passes: float = 1.0, logprob: float | None = None, **more: object) -> ExamplesRead:
     event = ExamplesRead(
-        round=1, step=1, passes=passes, right=right, items=40, unequal=0, groups=8, logprob=logprob, tokens=1, seconds=1.0,
+        round=1, step=1, passes=passes, right=right, items=40, logprob=logprob, tokens=1, seconds=1.0,
         over=False, sentence="",
     )  # fmt: skip
     return msgspec.structs.replace(event, **more)
@@ -53,16 +53,16 @@ def old_round(**changes: object) -> RoundFinished:
 
 
 def test_the_phase_ends_when_nearly_all_rows_set_aside_are_right() -> None:
-    assert "nearly all" in why_over(AUTO, [read(10), read(40, 2)], bounded=True)
-    assert why_over(AUTO, [read(10), read(30, 2)], bounded=True) == ""
+    assert "nearly all" in why_over([read(10), read(40, 2)])
+    assert why_over([read(10), read(30, 2)]) == ""
 
 
 def test_the_phase_ends_where_readings_bring_nothing_more() -> None:
     """Of few right answers three of them, each with a smaller step, of many two."""
-    assert why_over(AUTO, [read(20), read(20, 2), read(19, 3)], bounded=True) == ""
-    assert "nothing more" in why_over(AUTO, [read(20), read(20, 2), read(19, 3), read(20, 4)], bounded=True)
-    assert why_over(AUTO, [read(37), read(37, 2)], bounded=True) == ""
-    assert "nothing more" in why_over(AUTO, [read(37), read(37, 2), read(36, 3)], bounded=True)
+    assert why_over([read(20), read(20, 2), read(19, 3)]) == ""
+    assert "nothing more" in why_over([read(20), read(20, 2), read(19, 3), read(20, 4)])
+    assert why_over([read(37), read(37, 2)]) == ""
+    assert "nothing more" in why_over([read(37), read(37, 2), read(36, 3)])
 
 
 @pytest.mark.parametrize(("of_a_pass", "between"), [(1, 12), (5, 15), (7, 14), (14, 14), (16, 16), (60, 16)])
@@ -76,40 +76,31 @@ def test_right_answers_that_become_likelier_are_a_gain_before_the_first_is_right
     assert without_gain([*readings, read(0, 3, logprob=-1.0), read(0, 4, logprob=-0.999)]) == 2
 
 
-def test_practice_takes_over_where_examples_never_run_out_and_half_of_the_questions_can_teach() -> None:
-    assert "practice can learn from 4 of 8" in why_over(AUTO, [read(5, unequal=4)], bounded=False)
-    assert why_over(AUTO, [read(5, unequal=4)], bounded=True) == ""
-    only = msgspec.structs.replace(AUTO, examples="only")
-    assert why_over(only, [read(5, unequal=4)], bounded=False) == ""
-
-
 def test_the_phase_has_an_end_whatever_it_brings() -> None:
     growing = [read(n, n, logprob=-10.0 / (n + 1)) for n in range(1, 13)]
-    assert why_over(AUTO, growing[:-1], bounded=True) == ""
-    assert "passes" in why_over(AUTO, growing, bounded=True)
-    assert "10 min" in why_over(AUTO, [read(5, seconds=601.0)], bounded=True)
+    assert why_over(growing[:-1]) == ""
+    assert "passes" in why_over(growing)
+    assert "10 min" in why_over([read(5, seconds=601.0)])
 
 
 @pytest.mark.parametrize(
-    ("right", "unequal", "examples", "bounded", "plan"),
+    ("right", "unequal", "examples", "plan"),
     [
-        (0, 0, 200, True, "examples"),
-        (0, 0, 200, False, "examples"),
-        (0, 0, 0, True, "nothing"),
-        (30, 8, 200, True, "examples"),
-        (30, 8, 200, False, "practice"),
-        (60, 8, 200, True, "practice"),
-        (95, 1, 200, True, "practice"),
-        (96, 0, 200, True, "practice"),
-        (10, 4, 0, True, "practice"),
+        (0, 0, 200, "examples"),
+        (0, 0, 0, "nothing"),
+        (30, 8, 200, "examples"),
+        (60, 8, 200, "practice"),
+        (95, 1, 200, "practice"),
+        (96, 0, 200, "practice"),
+        (10, 4, 0, "practice"),
     ],
 )
-def test_what_follows_from_a_trial(right: int, unequal: int, examples: int, bounded: bool, plan: str) -> None:
-    """Of 12 questions with 8 answers each: examples where practice has too little to hold on to, and they exist."""
+def test_what_follows_from_a_trial(right: int, unequal: int, examples: int, plan: str) -> None:
+    """Of 12 questions with 8 answers each: examples where fewer than half of the answers are right, and they exist."""
     counts = msgspec.structs.replace(
         no_questions(AUTO), questions=12, answers=96, right=right, unequal=unequal, well_formed=96
     )
-    found = plan_of(AUTO, counts, examples, "" if examples else "no answers.", bounded)
+    found = plan_of(AUTO, counts, examples, "" if examples else "no answers.")
     assert found == plan
     sentence = sentence_of(counts, found, "no answers.", 600.0)
     words = {"examples": "examples first", "nothing": "Cannot learn yet", "practice": "Practice at once"}
@@ -118,7 +109,7 @@ def test_what_follows_from_a_trial(right: int, unequal: int, examples: int, boun
 
 def test_examples_that_are_switched_off_are_never_planned() -> None:
     off = msgspec.structs.replace(AUTO, examples="off")
-    assert plan_of(off, no_questions(off), 200, "", True) == "nothing"
+    assert plan_of(off, no_questions(off), 200, "") == "nothing"
 
 
 def test_three_rounds_without_a_difference_are_told_once_with_the_cause() -> None:

@@ -14,7 +14,7 @@ from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.base_trial import CHUNK, MOST_TRIAL_S, QUESTIONS, QUESTIONS_AT_MOST
 from sapo_swarm.node.clock import format_duration
-from sapo_swarm.node.examples_phase import GROUPS_READ, MOST_SECONDS, ROWS_AT_ONCE, TAUGHT, steps_between_readings
+from sapo_swarm.node.examples_phase import MOST_SECONDS, TAUGHT, steps_between_readings
 from sapo_swarm.node.verified_examples import BATCH
 
 PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
@@ -123,7 +123,7 @@ def _forecast(
     answer, longest = (counts.answer, counts.longest) if follows else (limit, limit)
     workload = RoundWorkload(rows, answer, True, config.group_size, counts.prompt, counts.shared, longest)
     if follows or (config.examples == "only" and counts.known):
-        examples = examples_seconds(config, rates, workload, counts)
+        examples = examples_seconds(rates, workload, counts)
     round_s = rates.generate(workload) + (rates.update(workload.groups * counts.prompt, rows * answer))
     evaluation = 0.0
     if config.eval_every and counts.held_out:
@@ -141,12 +141,12 @@ def _forecast(
     )
 
 
-def examples_seconds(config: RunConfig, rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
+def examples_seconds(rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
     """Seconds of the phase: PASSES over the examples, and the evaluations on the rows set aside along the way."""
     steps = max(1, round(counts.of_pass / BATCH))
     step = step_seconds(rates, counts, counts.of_pass / steps)
     readings = PASSES * steps / steps_between_readings(steps)
-    total = PASSES * steps * step + readings * reading_seconds(config, rates, asked, counts)
+    total = PASSES * steps * step + readings * reading_seconds(rates, asked, counts)
     return min(total, MOST_SECONDS)
 
 
@@ -155,14 +155,7 @@ def step_seconds(rates: EngineRates, counts: TokenCounts, rows: float) -> float:
     return rates.update(counts.shared + rows * (counts.prompt - counts.shared), rows * counts.answer)
 
 
-def reading_seconds(config: RunConfig, rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
-    """Seconds for the rows set aside: logprobs of their right answers, one answer each at temperature 0, and groups for
-    some."""
+def reading_seconds(rates: EngineRates, asked: RoundWorkload, counts: TokenCounts) -> float:
+    """Seconds for the rows set aside: logprobs of their right answers, and an answer each at temperature 0."""
     likelihood = step_seconds(rates, counts, counts.apart) / 3
-    greedy = rates.generate(replace(asked, rows=counts.apart, group_size=1))
-    if config.examples == "only":
-        return likelihood + greedy
-    groups = min(GROUPS_READ, counts.apart)
-    calls = max(1, groups * config.group_size // ROWS_AT_ONCE)
-    part = replace(asked, rows=groups * config.group_size // calls)
-    return likelihood + greedy + calls * rates.generate(part)
+    return likelihood + rates.generate(replace(asked, rows=counts.apart, group_size=1))
