@@ -36,7 +36,7 @@ from sapo_swarm.algorithms.registry import load_algorithm  # noqa: E402
 from sapo_swarm.config import RunConfig  # noqa: E402
 from sapo_swarm.evaluation import held_out_items  # noqa: E402
 from sapo_swarm.node.rollouts import prompt_ids  # noqa: E402
-from sapo_swarm.node.setup import as_opened  # noqa: E402
+from sapo_swarm.node.setup import complete_config  # noqa: E402
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer  # noqa: E402
 from sapo_swarm.tasks.catalogue import preset_of, train_seed  # noqa: E402
 from sapo_swarm.types import Question, TaskRef  # noqa: E402
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, config: RunConfig, scorer: Scorer) -> None:
         self.engine = get_backend("torch")().load(load_request.build_load_request(config))
-        self.config = as_opened(config, self.engine.info.parameters)
+        self.config = complete_config(config, self.engine.info.parameters, False, {})
         self.scorer, self.tokens = scorer, 0
 
     async def asked(self, step: int, count: int) -> list[Question]:

@@ -10,12 +10,12 @@ import pytest
 
 from sapo_backends.checkpoints import chat_template, inspection
 from sapo_desktop.services.models import endpoint
-from sapo_desktop.services.swarms import trial
 from sapo_swarm import servers
 from sapo_swarm.coordinator.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node import evaluation, exchange, swarm_exchange
 from sapo_swarm.protocol import client, directory, drift, receive, wire
+from sapo_swarm.resolve_run import TRIAL_EXTERNAL_GROUPS
 from sapo_swarm.scoring import process, prompts, rubric, worker
 from sapo_swarm.tasks.own import folder, spec
 from sapo_swarm.types import MAX_COMPLETION_BYTES
@@ -65,7 +65,7 @@ FACTS = [
     f"nodes silent for {HOST['idle_days']:.0f} days go to newcomers",
     f"joined {'an hour' if FIRST_EXCHANGE_S == 3600 else FIRST_EXCHANGE_S} ago and never exchanged",
     f"{directory.MAX_BYTES // 1024} KiB at most",
-    f"a trial: {WORDS[trial.EXTERNAL]} external groups a batch",
+    f"a trial: {WORDS[TRIAL_EXTERNAL_GROUPS]} external groups a batch",
 ]
 
 

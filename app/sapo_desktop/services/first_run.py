@@ -224,10 +224,10 @@ def _table(file: str, model: str) -> OwnTask | None:
 
 
 def _config(home: Home, model: str, look: Callable[[RunConfig], None] = lambda _: None) -> RunConfig:
-    """The settings of a run of that model so far. look: see flags.with_room. Raises AppError, BadTask."""
+    """The settings of a run of that model so far. look: see flags.answer_facts. Raises AppError, BadTask."""
     from sapo_desktop.settings import flags
 
-    return flags.with_room(msgspec.structs.replace(settings.load_settings(home.settings).run, model=model), look)
+    return flags.propose_run(settings.load_settings(home.settings).run, look, model=model)
 
 
 def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings.Settings:
@@ -259,13 +259,12 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
     Raises UsageError, AppError, BackendError.
     """
     from sapo_desktop.services.bases import fetching
-    from sapo_desktop.services.models.screen import settings_actions
     from sapo_desktop.services.models.shelf import creating, store
     from sapo_desktop.settings import flags
 
     saved = save_answers(answers, home.settings, home.invite)
-    run = settings_actions.fit_custom_tasks(saved.run) if answers.task else saved.run
-    run = flags.with_room(run, fetching.fetch_base_metadata)
+    chosen = {"tasks": saved.run.tasks} if answers.task else {}
+    run = flags.propose_run(saved.run, fetching.fetch_base_metadata, **chosen)
     return [
         creating.create_model(
             home, store.unused_name(store.suggest_model_name(answers.task), store.taken_model_names(home)), run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,13 +15,16 @@ from sapo_desktop.settings import SettingField, Settings, format_value, schema_f
 from sapo_swarm.config import REASONING_TOKENS, RENAMED, RunConfig
 from sapo_swarm.registry import suggest_names
 
+if TYPE_CHECKING:
+    from sapo_swarm.resolve_run import RunFacts
+
 ASK_FOR_ROOM = ("model", "tasks", "task_tokens", "thinking")
-"""Settings that may need more new tokens: see with_room."""
+"""Settings that may need more new tokens."""
 Look = Callable[[RunConfig], None]
 _METAVARS = {"whole number": "N", "number": "X", "list": "A,B"}
 
 
-def _nowhere(_config: RunConfig) -> None:
+def fetch_nothing(_config: RunConfig) -> None:
     """The default `look`: fetches nothing, so a model that is not on this disk stays unknown."""
 
 
@@ -50,24 +54,53 @@ def add_flags(parser: argparse._ActionsContainer, fields: Iterable[SettingField]
             parser.add_argument(flag, default=argparse.SUPPRESS, help=help_text, metavar=metavar)
 
 
-def run_config(base: Settings, args: argparse.Namespace, look: Look = _nowhere, made: bool = False) -> RunConfig:
-    """The run's settings, overridden by the typed flags. look: see with_room. made: the settings are a model's, which keeps its
-    limit of new tokens unless a change may need more. Raises UsageError, UnknownTask, BadTask."""
-    flags = {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}
-    typed = split_lists(flags, schema_fields(RunConfig))
+def typed_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The run's settings that were typed, by name. Raises UsageError."""
+    typed = split_lists(
+        {k: v for k, v in vars(args).items() if k in RunConfig.__struct_fields__}, schema_fields(RunConfig)
+    )
     if "model" in typed:
         typed["model"] = absolute_model(typed["model"])
-    run = {**msgspec.to_builtins(base.run), **typed}
-    config = settings.settings_from_tables({"run": run}, "command line", strict=False).run
-    check_config(config)
-    if "max_new_tokens" in typed or (made and not asks_for_room(base.run, config)):
-        return config
-    return with_room(config, look)
+    checked = settings.settings_from_tables({"run": typed}, "command line", strict=False).run
+    return {name: getattr(checked, name) for name in typed}
 
 
-def asks_for_room(before: RunConfig, after: RunConfig) -> bool:
-    """Whether a setting changed that may need more new tokens."""
-    return any(getattr(before, name) != getattr(after, name) for name in ASK_FOR_ROOM)
+def run_config(base: Settings, args: argparse.Namespace, look: Look = fetch_nothing) -> RunConfig:
+    """The settings of a new model's run, overridden by the typed flags. look: see answer_facts. Raises UsageError,
+    UnknownTask, BadTask."""
+    typed = typed_settings(args)
+    check_config(msgspec.structs.replace(base.run, **typed))
+    return propose_run(base.run, look, **typed)
+
+
+def propose_run(settings: RunConfig, look: Look = fetch_nothing, **chosen: Any) -> RunConfig:
+    """The settings of a new model's run where these were chosen. look: see answer_facts. Raises BadTask."""
+    from sapo_swarm.resolve_run import resolve_run_config
+
+    facts = answer_facts(msgspec.structs.replace(settings, **chosen), chosen, look)
+    return resolve_run_config(settings, flags=chosen, facts=facts)[0]
+
+
+def answer_facts(
+    config: RunConfig, chosen: Collection[str], look: Look = fetch_nothing, model: RunConfig | None = None
+) -> RunFacts:
+    """What the answers of a run need: of the custom tasks, of task_tokens, and of reasoning if it is on or the model always
+    reasons. A model keeps its limit of new tokens unless a change may need more. look: fetches the chat template of a model
+    that is not on this disk. Raises BadTask."""
+    from sapo_swarm.resolve_run import RunFacts
+    from sapo_swarm.tasks import catalogue
+    from sapo_swarm.tasks.own import library
+
+    kept = model is not None and all(getattr(model, name) == getattr(config, name) for name in ASK_FOR_ROOM)
+    own = [task for task in config.tasks if catalogue.is_own(task)]
+    levels = model is None and "tasks" in chosen and own == list(config.tasks)
+    levels = levels and any(len(library.task_levels(task)) > 1 for task in own)
+    if kept or "max_new_tokens" in chosen:
+        return RunFacts(levels=levels)
+    needs = [library.load_task(task).spec.max_new_tokens for task in own]
+    needs += catalogue.task_tokens(config).values()
+    needs += [REASONING_TOKENS] if config.thinking == "on" or _reasons(config, look) else []
+    return RunFacts(answer_tokens=max(needs, default=0), levels=levels)
 
 
 def absolute_model(model: str) -> str:
@@ -89,19 +122,6 @@ def as_kept(model: str) -> str:
 
     path = absolute_model(model)
     return model if local_models.is_named(model) else path
-
-
-def with_room(config: RunConfig, look: Look = _nowhere) -> RunConfig:
-    """The config with enough new tokens for the longest answers of the custom tasks, for task_tokens, and for
-    reasoning if it is on or the model always reasons. look: fetches the chat template of a model that is not on
-    this disk. Raises BadTask."""
-    from sapo_swarm.tasks import catalogue
-    from sapo_swarm.tasks.own import library
-
-    needs = [library.load_task(task).spec.max_new_tokens for task in config.tasks if catalogue.is_own(task)]
-    needs += catalogue.task_tokens(config).values()
-    needs += [REASONING_TOKENS] if config.thinking == "on" or _reasons(config, look) else []
-    return msgspec.structs.replace(config, max_new_tokens=max([config.max_new_tokens, *needs]))
 
 
 def _reasons(config: RunConfig, look: Look) -> bool:

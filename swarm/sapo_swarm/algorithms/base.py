@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sapo_backends.base import PolicyUpdate
 from sapo_swarm.config import RunConfig
-from sapo_swarm.sapo.training_batch import AdvantageRule
 
-PolicyRule = Callable[[RunConfig, float], PolicyUpdate]
+if TYPE_CHECKING:  # numpy, which the dashboard does without
+    from sapo_backends.base import PolicyUpdate
+    from sapo_swarm.sapo.training_batch import AdvantageRule
+
+PolicyRule = Callable[[RunConfig, float], "PolicyUpdate"]
 """(settings, learning rate) -> the update, which every engine computes in the same way."""
 
 TINY = 50_000_000

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -37,15 +37,15 @@ from sapo_swarm.node.setup import (
     Build,
     Fetch,
     NodeSetup,
-    as_opened,
+    complete_config,
     guard_of,
     make_run_started,
     reasoning_notes,
     require_held_out,
     round_context,
 )
+from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.catalogue import with_limits
 from sapo_swarm.types import TaskRef
 
 # Opening a model: the engine is loaded, the base is asked the questions it has not answered, the trained weights are
@@ -155,7 +155,13 @@ class ModelOpening:
         await self.bus.publish(LogLine(level="warning", text=text))
 
     async def announce(
-        self, setup: NodeSetup, config: RunConfig, info: EngineInfo, store: ModelStore, examples_rounds: int
+        self,
+        setup: NodeSetup,
+        config: RunConfig,
+        info: EngineInfo,
+        store: ModelStore,
+        examples_rounds: int,
+        notes: Sequence[str],
     ) -> None:
         """Publish that the model is open, and how many events in its journal cannot be read. Raises JournalError."""
         about = setup.run_id, setup.mode, config, info, store.rounds_done, examples_rounds
@@ -164,7 +170,7 @@ class ModelOpening:
         fields |= {"weights": store.weights, "solved": tuple(sorted(store.solved))}
         await self.bus.publish(msgspec.structs.replace(started, **fields))
         await store.tell()
-        await self.bus.publish(*[LogLine(level="info", text=sentence) for sentence in setup.notes])
+        await self.bus.publish(*[LogLine(level="info", text=sentence) for sentence in notes])
         if count := len(self.journal.unreadable):
             sentence = (
                 f"{count} events of the journal cannot be read and are passed over: sapo-desktop runs check --repair"
@@ -372,10 +378,10 @@ class Node:
         engine, excluded = await asyncio.gather(loading, excluding)
         setup, info = self.setup, engine.info
         reasons = scorer.in_reasoning = engine.tokenizer.opens_reasoning
-        setup.notes += reasoning_notes(self.config) if reasons else ()
+        notes = setup.notes + (reasoning_notes(self.config) if reasons else ())
         await self.examples.open(self.store.rounds_done)
-        opened = as_opened(self.config, info.parameters, reasons=reasons)
-        self.config = config = with_limits(opened, self.examples.trial.limits if self.examples.trial else {})
+        limits = self.examples.trial.limits if self.examples.trial else {}
+        self.config = config = complete_config(self.config, info.parameters, reasons, limits)
         if setup.exchange is not None:
             setup.exchange.attach(self.host, scorer, excluded)
         examiner = Evaluator(config, self.host, scorer, setup.folder / "evaluations")
@@ -390,7 +396,7 @@ class Node:
         memory = await asyncio.to_thread(restore_replay_buffer, config, self.journal, self.store.rounds_done)
         await self.examples.open(self.store.rounds_done)
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
-        await opening.announce(setup, config, info, self.store, self.examples.steps)
+        await opening.announce(setup, config, info, self.store, self.examples.steps, notes)
         await guard.open(self.store.rollbacks)  # the announced session may ask other held-out questions
         self._left_by_swarm = guard.busy
         self.activity.phase = None
@@ -476,7 +482,7 @@ class Node:
         trial = await self.examples.try_base(context, self.rounds_done)
         self.run_control.succeeded()
         if trial.limits:
-            self.config = with_limits(self.config, trial.limits)
+            self.config, _ = resolve_run_config(self.config, facts=RunFacts(answer_limits=trial.limits))
             examiner = Evaluator(self.config, self.host, context.scorer, self.setup.folder / "evaluations")
             self._guarded.config, self._guarded.examiner = self.config, examiner
         await self._owe_evaluation()

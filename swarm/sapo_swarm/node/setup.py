@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from sapo_backends.base import Engine, EngineInfo, Progress
-from sapo_swarm.algorithms.base import groups_of_a_source, learning_rate, local_groups
+from sapo_swarm.algorithms.base import groups_of_a_source, learning_rate
 from sapo_swarm.algorithms.registry import load_algorithm
 from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
@@ -26,6 +24,7 @@ from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext
 from sapo_swarm.node.stored_trials import StoredTrials
+from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own import library
@@ -36,7 +35,7 @@ Build = Callable[[Progress], Engine]
 Fetch = Callable[[Progress], None]
 
 
-@dataclass
+@dataclass(frozen=True)
 class NodeSetup:
     """Everything a node is given. folder: the run's own; build: loads the engine, called in its thread.
 
@@ -80,17 +79,13 @@ class NodeSetup:
         return "silo" if self.swarm == SILO else "swarm"
 
 
-def as_opened(config: RunConfig, parameters: int, *, reasons: bool = False) -> RunConfig:
-    """The settings completed with what a model of this size decides, and without evaluations if no task has held-out rows
-    here.
-
-    reasons: the model reasons before it answers, whatever the settings say. Raises BadTask.
-    """
-    thinking = "on" if reasons else config.thinking
-    every = config.eval_every if held_out_items(config.tasks, config.preset, 1) else 0
-    return msgspec.structs.replace(
-        config, local_groups=local_groups(config, parameters), eval_every=every, thinking=thinking
+def complete_config(config: RunConfig, parameters: int, reasons: bool, answer_limits: Mapping[str, int]) -> RunConfig:
+    """The settings with what the loaded model decides (resolve_run.RunFacts). Raises BadTask."""
+    held_out = bool(held_out_items(config.tasks, config.preset, 1))
+    facts = RunFacts(
+        loaded=True, parameters=parameters, reasons=reasons, held_out=held_out, answer_limits=answer_limits
     )
+    return resolve_run_config(config, facts=facts)[0]
 
 
 def reasoning_notes(config: RunConfig) -> tuple[str, ...]:

@@ -11,8 +11,6 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import msgspec
-
 from sapo_swarm.config import RunConfig
 from sapo_swarm.errors import SwarmError
 from sapo_swarm.registry import suggest_names
@@ -442,14 +440,3 @@ def tokens_needed(config: RunConfig, task: str, needed: int) -> int:
     """The same if the task is at hand. needed: max_new_tokens of its task.toml, 0 for none. Raises BadTask."""
     tokens = task_tokens(config).get(task) or (needed if config.thinking != "on" else 0)
     return min(tokens or config.max_new_tokens, config.max_new_tokens)
-
-
-def with_limits(config: RunConfig, limits: Mapping[str, int]) -> RunConfig:
-    """The settings with these answer limits in force (task -> tokens, events.TrialMeasured), unless the person chose some.
-    Raises BadTask."""
-    if not limits or config.max_new_tokens != RunConfig().max_new_tokens:
-        return config
-    by_task = {**limits, **task_tokens(config)}
-    others = [] if all(task in by_task for task in config.tasks) else [config.max_new_tokens]
-    tokens = tuple(f"{task}={number}" for task, number in by_task.items())
-    return msgspec.structs.replace(config, max_new_tokens=max([*by_task.values(), *others]), task_tokens=tokens)

@@ -79,7 +79,7 @@ def test_a_model_that_was_never_trained_takes_its_base_at_its_new_place_or_anoth
     one = store.create_model_folder(home, "kim", RunConfig(model=str(base), trainer="torch"))
 
     def began_with(folder: Path | str) -> str:
-        return plan_session(one, RunConfig(model=str(folder), trainer="torch"), {"model"}).config.model
+        return plan_session(one, RunConfig(), {"model": str(folder)}).config.model
 
     copied = shutil.copytree(base, tmp_path / "copied")
     assert began_with(copied) == str(copied)

@@ -34,6 +34,7 @@ from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.directory import DirectoryEntry, SwarmList, sign_directory
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
+from sapo_swarm.resolve_run import TRIAL_EXTERNAL_GROUPS
 
 KEEPER = Identity.generate()
 
@@ -101,7 +102,7 @@ async def test_a_swarm_is_found_tried_and_stayed_in(
             await until(pilot, lambda: "Trial, " in overview(app))
             await until(pilot, lambda: app.state.trial.rounds >= 1)
             assert app.state.run is not None
-            assert app.state.run.external_groups == trial.EXTERNAL
+            assert app.state.run.external_groups == TRIAL_EXTERNAL_GROUPS
         await supervisor.shut_down_node(home)
         await supervisor.launch_node(home, [])
         app = dashboard(home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def interrupted(folder: Path, meanwhile: Callable[[Node], Any]) -> tuple[Node, I
             await found
 
     engine = InterruptedEngine(lambda: asyncio.run_coroutine_threadsafe(on_loop(), loop).result())
-    made.setup.build = lambda _progress: engine
+    made.setup = replace(made.setup, build=lambda _progress: engine)
     return made, engine
 
 

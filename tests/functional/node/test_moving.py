@@ -21,6 +21,7 @@ from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models.screen import settings_actions
 from sapo_desktop.services.models.shelf import changes, creating, history, store
 from sapo_swarm.config import RunConfig
+from sapo_swarm.resolve_run import resolve_run_config
 
 QUICK = (
     *("--silo", "--trainer", "torch", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2"),
@@ -51,7 +52,8 @@ def test_a_moved_base_and_another_generator_go_on_with_the_same_model(tmp_path: 
     assert model.config.model == str(second), "the next start finds it there"
     paired = msgspec.structs.replace(model.config, trainer="llamacpp+torch")
     changes.refuse_other_identity(model, paired, model.config)
-    assert changes.kept_identity(model, paired).trainer == "llamacpp+torch"
+    kept, _ = resolve_run_config(paired, model.config, {"trainer": "llamacpp+torch"})
+    assert kept.trainer == "llamacpp+torch"
     fake = sapo(home, "node", "--trainer", "fake", "--rounds", "3")
     assert fake.returncode == 2
     assert "that cannot become fake" in fake.stderr

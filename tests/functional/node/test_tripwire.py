@@ -14,10 +14,10 @@ from tests.support.guarded_node import node as guarded
 from tests.support.node_process import environment, node, reaches, sapo
 from tests.support.swarm_process import TASKS, coordinator
 
-from sapo_desktop.services.swarms.membership import EXTERNAL
 from sapo_swarm.events import CheckpointSaved, Evaluated, Event, ExternalSwitched, RoundFinished
 from sapo_swarm.node.checkpoints import read_state
 from sapo_swarm.node.journal import read_only
+from sapo_swarm.resolve_run import EXTERNAL_GROUPS
 
 POISONED_FROM, ROUNDS = 4, 12
 
@@ -116,7 +116,7 @@ async def test_the_person_switches_groups_of_others_off_and_on_and_it_outlives_k
             on = await asyncio.to_thread(sapo, home, "external", "on")
             assert "sapo-desktop external" not in on.stdout
             seq = (await client.status()).seq
-            await reaches(client, ("round",), lambda e: e.external_wanted == EXTERNAL, after=seq)
+            await reaches(client, ("round",), lambda e: e.external_wanted == EXTERNAL_GROUPS, after=seq)
 
 
 async def test_a_node_in_no_swarm_has_nothing_to_switch(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.events import Evaluated, Event, GreedyScore
 from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.node.journal import Journal
+from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Question, TaskRef
 
@@ -64,7 +65,9 @@ def test_a_model_of_torch_goes_on_with_what_reads_its_checkpoints(trainer: str) 
     for named in ("auto", "torch"):
         one, wanted = model(changed(trainer=named)), changed(trainer=trainer)
         changes.refuse_other_identity(one, wanted, resolved)
-        assert changes.kept_identity(one, wanted).trainer == (named if trainer == "auto" else trainer)
+        kept, origins = resolve_run_config(CONFIG, one.config, {"trainer": trainer, "lora_rank": 4})
+        assert kept.trainer == (named if trainer == "auto" else trainer)
+        assert (kept.lora_rank, origins["lora_rank"]) == (one.config.lora_rank, "model")
     with pytest.raises(UsageError, match="that cannot become fake"):
         changes.refuse_other_identity(one, changed(trainer="fake"), resolved)
 
@@ -143,10 +146,14 @@ def test_a_mistyped_base_is_named_as_one_and_no_command_is_offered_for_it() -> N
 
 
 def test_a_typed_goal_is_for_one_session_and_a_plan_that_is_behind_holds_no_longer() -> None:
-    session = plan_session(model(changed(rounds=50)), changed(rounds=9), {"rounds"})
-    assert (session.goal, session.config.rounds) == (9, 50)
-    assert plan_session(model(changed(rounds=50)), changed(rounds=50), set()).goal == 50
-    assert plan_session(None, changed(rounds=9), {"rounds"}).config.rounds == 0
+    session = plan_session(model(changed(rounds=50)), CONFIG, {"rounds": 9})
+    run, origins = session.resolve("alone")
+    assert (run.rounds, session.config.rounds, origins["rounds"]) == (9, 50, "flag")
+    run, origins = plan_session(model(changed(rounds=50)), CONFIG, {}).resolve("alone")
+    assert (run.rounds, origins["rounds"]) == (50, "model")
+    done = RunFacts(rounds_done=50)
+    assert resolve_run_config(CONFIG, changed(rounds=50), facts=done)[0].rounds == 0, "a plan that is done"
+    assert plan_session(None, CONFIG, {"rounds": 9}).config.rounds == 0
 
 
 def test_settings_of_an_older_version_are_read_under_the_names_of_today() -> None:

@@ -14,6 +14,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.protocol.receive import AcceptanceRules
+from sapo_swarm.resolve_run import resolve_run_config
 from sapo_swarm.tasks.catalogue import PRESETS, STRICT_PRESETS
 from sapo_swarm.types import RewardRule
 
@@ -68,10 +69,14 @@ def test_a_damaged_trial_file_is_a_trial(tmp_path: Path) -> None:
 
 
 def test_a_trial_takes_few_external_groups_in_a_batch_of_the_same_size() -> None:
-    few = trial.trial_config(RunConfig(local_groups=24, external_groups=8, external_advantages="all", tripwire=0.0))
+    asked = RunConfig(local_groups=24, external_groups=8, external_advantages="all", tripwire=0.0)
+    few, _ = resolve_run_config(asked, membership="trial")
     assert (few.local_groups, few.external_groups) == (30, 2)
     assert (few.external_advantages, few.tripwire) == ("positive", 0.25)
-    assert trial.trial_config(RunConfig(local_groups=4, external_groups=1)).external_groups == 1
+    fewer, _ = resolve_run_config(RunConfig(local_groups=4, external_groups=1), membership="trial")
+    assert fewer.external_groups == 1
+    nothing, _ = resolve_run_config(RunConfig(local_groups=4), None, {"external_groups": 0}, "trial")
+    assert (nothing.local_groups, nothing.external_groups) == (4, 0), "a typed 0 holds on trial too"
 
 
 def test_a_trial_is_stricter_in_every_rule_and_never_softer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,8 @@ from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.round_context import NodeActivity
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector
 from sapo_swarm.node.verified_examples import BATCH, cut_into_batches, rows_apart, with_common_prompt
-from sapo_swarm.tasks.catalogue import new_tokens, with_limits
+from sapo_swarm.resolve_run import RunFacts, resolve_run_config
+from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import build_task
 from sapo_swarm.tasks.own.import_rows import RowTable
 from sapo_swarm.tasks.own.spec import TaskSpec
@@ -226,20 +228,24 @@ def test_a_pass_is_cut_into_equal_batches(count: int) -> None:
     assert max(sizes) <= 1.5 * BATCH
 
 
+def limited(config: RunConfig, limits: Mapping[str, int]) -> RunConfig:
+    return resolve_run_config(config, facts=RunFacts(answer_limits=limits))[0]
+
+
 def test_limits_of_the_trial_raise_and_lower_what_an_answer_may_have() -> None:
     both = RunConfig(tasks=("calendar_arithmetic", "bf"))
-    narrow = with_limits(both, {"bf": 24})
+    narrow = limited(both, {"bf": 24})
     assert (new_tokens(narrow, "bf"), new_tokens(narrow, "calendar_arithmetic")) == (24, 96)
-    wide = with_limits(both, {"bf": 300, "calendar_arithmetic": 30})
+    wide = limited(both, {"bf": 300, "calendar_arithmetic": 30})
     assert (new_tokens(wide, "bf"), new_tokens(wide, "calendar_arithmetic")) == (300, 30)
-    assert with_limits(both, {}) is both
+    assert limited(both, {}) == both
 
 
 def test_limits_that_a_person_chose_stay() -> None:
     chosen = RunConfig(tasks=("bf",), max_new_tokens=64)
-    assert with_limits(chosen, {"bf": 24}) is chosen
+    assert limited(chosen, {"bf": 24}) == chosen
     by_task = RunConfig(tasks=("bf",), task_tokens=("bf=40",))
-    assert new_tokens(with_limits(by_task, {"bf": 24}), "bf") == 40
+    assert new_tokens(limited(by_task, {"bf": 24}), "bf") == 40
 
 
 def test_larger_models_take_smaller_steps_on_examples() -> None:

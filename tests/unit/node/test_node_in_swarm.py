@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sapo_desktop.services.swarms import answering
-from sapo_desktop.services.swarms.membership import public_model_name, swarm_config
+from sapo_desktop.services.swarms.membership import public_model_name
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.exchange import STRETCH, worst_stretch
@@ -21,6 +21,7 @@ from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.wire import MAX_WANT
 from sapo_swarm.registry import UnknownName
+from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.sapo.training_batch import assemble_batch, normalised_advantages
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef
 
@@ -163,14 +164,17 @@ def test_the_external_share_is_of_the_last_batches_and_within_bounds(batches: li
 def test_a_node_in_a_swarm_takes_four_groups_of_others_for_one_of_its_own_unless_told_otherwise() -> None:
     """A tiny model takes one of others for one of its own."""
     for parameters, groups in ((None, (2, 8)), (494_000_000, (2, 8)), (5_000_000, (8, 8))):
-        config = swarm_config(RunConfig(), set(), parameters)
+        config, origins = resolve_run_config(RunConfig(), membership="member", facts=RunFacts(parameters=parameters))
+        assert origins["local_groups"] == origins["external_groups"] == "invite"
         assert (config.local_groups, config.external_groups) == groups
     for chosen, groups in (((6, 0), (6, 8)), ((0, 4), (2, 4)), ((16, 3), (16, 3))):
-        config = swarm_config(RunConfig(local_groups=chosen[0], external_groups=chosen[1]), set())
+        config, _ = resolve_run_config(
+            RunConfig(local_groups=chosen[0], external_groups=chosen[1]), membership="member"
+        )
         assert (config.local_groups, config.external_groups) == groups
-    nothing = swarm_config(RunConfig(local_groups=6), {"local_groups", "external_groups"})
+    nothing, _ = resolve_run_config(RunConfig(), flags={"local_groups": 6, "external_groups": 0}, membership="member")
     assert (nothing.local_groups, nothing.external_groups) == (6, 0)
-    generates = swarm_config(RunConfig(method="none", external_groups=4), set())
+    generates, _ = resolve_run_config(RunConfig(method="none", external_groups=4), membership="member")
     assert (generates.external_groups, generates.eval_every) == (0, 0)
 
 

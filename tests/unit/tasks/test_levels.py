@@ -13,8 +13,8 @@ from tests.support.own_tasks import library_in, write_folder
 
 from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.held_out import difficulty_rows as shown
-from sapo_desktop.services.models.screen.settings_actions import fit_custom_tasks
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
+from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.round_phases import candidate_refs
@@ -59,7 +59,7 @@ def test_a_node_asks_more_of_the_level_that_it_solves_half_of_the_time(tmp_path:
     rows = [{"question": f"q{n}", "answer": "a", "level": n % 3} for n in range(60)]
     write_folder(tmp_path / "t", toml, rows, rows[:3])
     with library_in(tmp_path):
-        config = fit_custom_tasks(RunConfig(tasks=("t",)))
+        config = flags.propose_run(RunConfig(), tasks=("t",))
         assert config.curriculum == "presets"
         posteriors = {
             "t/level_1": SuccessPosterior(200, 0),

@@ -26,7 +26,7 @@ def list_bases(home: Home, args: argparse.Namespace) -> int:
     bundled = dict(creating.bundled_bases())
     here = {one.repository: one for one in hub_cache.all_cached()}
     recommendations = recommended.load_recommended_list()
-    local = local_models.scan_local_bases(flags.with_room(msgspec.structs.replace(config, model="starter")))
+    local = local_models.scan_local_bases(flags.propose_run(config, model="starter"))
 
     def rows(names: Iterable[str]) -> None:
         for name in names:
@@ -34,7 +34,7 @@ def list_bases(home: Home, args: argparse.Namespace) -> int:
                 hint = f"a part is here: sapo-desktop models fetch {name}"
                 print(json_line({"base": name, "partial": here[name].bytes}) if args.json else f"{name:<38} {hint}")
                 continue
-            base_config = flags.with_room(msgspec.structs.replace(config, model=name))
+            base_config = flags.propose_run(config, model=name)
             base_card = card.build_base_card(home, base_config, ask=False, measure=False)
             path = {"path": str(bundled[name])} if name in bundled else {}
             promise = f", {base.promise}" if (base := recommended.find_recommended_base(name)) and base.promise else ""
@@ -75,8 +75,8 @@ def is_base_name(home: Home, name: str) -> bool:
 
 def show_base(home: Home, args: argparse.Namespace) -> int:
     """show BASE: print its card. A machine that was not measured yet is measured once, after printing what is known."""
-    run = msgspec.structs.replace(settings.load_settings(home.settings).run, model=args.names[0])
-    config = flags.with_room(run, fetching.fetch_base_metadata)
+    run = settings.load_settings(home.settings).run
+    config = flags.propose_run(run, fetching.fetch_base_metadata, model=args.names[0])
     base_card = card.build_base_card(home, config, measure=False)
     if args.json:
         print(json_line(card.as_json(card.add_time_forecast(home, config, base_card))))

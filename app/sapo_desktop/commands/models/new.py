@@ -12,12 +12,10 @@ from sapo_desktop import settings
 from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
-from sapo_desktop.services.models.screen import settings_actions
 from sapo_desktop.services.models.shelf import creating
 from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
-from sapo_swarm.tasks import catalogue
 
 EVERYDAY = (
     "base",
@@ -58,9 +56,6 @@ def main(args: argparse.Namespace) -> int:
     for sentence in migrate_runs(home):
         print(sentence, file=sys.stderr)
     config = flags.run_config(settings.load_settings(home.settings), args, fetching.fetch_base_metadata)
-    if "tasks" in args and all(map(catalogue.is_own, config.tasks)):
-        typed = {name: getattr(config, name) for name in ("curriculum", "max_new_tokens") if name in args}
-        config = msgspec.structs.replace(settings_actions.fit_custom_tasks(config), **typed)
     model = creating.create_model(home, args.name, config)
     defaults = msgspec.structs.asdict(settings.load_settings(home.settings).run)
     own = [

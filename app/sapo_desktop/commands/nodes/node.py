@@ -9,9 +9,8 @@ import functools
 import signal
 import sys
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from sapo_backends.common import hardware
 from sapo_desktop import __version__, settings
@@ -22,6 +21,7 @@ from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.adopt import migrate_runs
+from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.logs import node_logging
 from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_desktop.services.nodes.supervisor import NodeLock
@@ -82,11 +82,9 @@ def main(args: argparse.Namespace) -> int:
         reporter.say(sentence)
     chosen = settings.load_settings(home.settings)
     model = training.model_to_train(home, args.name)
-    base = msgspec.structs.replace(chosen, run=model.config) if model else chosen
-    typed = set(vars(args)) & set(RunConfig.__struct_fields__)
-    session = training.plan_session(model, _typed_over(base, args, made=model is not None), typed)
+    session = _plan(model, chosen.run, args)
     invite = _invite(args, home, chosen)
-    config = _with_swarm(session, invite, typed, invite is not None and membership.for_trial(invite, home.invite))
+    config = _run_config(session, invite, invite is not None and membership.for_trial(invite, home.invite))
     if model is not None and model.trained:
         judging.same_kind(model.config.tasks, config.tasks)
     judge = judging.judge_for(home, config)
@@ -105,27 +103,32 @@ def main(args: argparse.Namespace) -> int:
         on_trial = trial.find_trial(home.invite, invite.swarm) if invite else None
         setup = _setup(home, session, config, chosen)
         rounds = session.model.rounds_done if session.model else 0
-        setup.deaths = until_the_end.enter_context(ticker.track_oom_deaths(setup.folder, rounds))
+        deaths = until_the_end.enter_context(ticker.track_oom_deaths(setup.folder, rounds))
         if chosen.limits.max_memory and not ticker.limit_process_memory(chosen.limits.max_memory):
             reporter.say("limits.max_memory bounds what is planned here, but this system has no wall for the rest.")
-        setup.as_left = "paused" if args.as_left else "finished" if args.as_finished else ""
-        setup.judge, setup.trial = judge, on_trial.name if on_trial else ""
+        setup = replace(
+            setup,
+            deaths=deaths,
+            as_left="paused" if args.as_left else "finished" if args.as_finished else "",
+            judge=judge,
+            trial=on_trial.name if on_trial else "",
+        )
         step_back(chosen.limits.nice)
         node_logging(home.node_log)
         return asyncio.run(_work(home, setup, session, reporter, invite, chosen))
 
 
-def _typed_over(base: settings.Settings, args: argparse.Namespace, made: bool) -> RunConfig:
-    """The run's settings with the typed flags. made: they are a model's. Raises UsageError, BadTask, UnknownTask that says where
-    tasks of a swarm are, or that one of the model's own is gone."""
+def _plan(model: Model | None, new: RunConfig, args: argparse.Namespace) -> training.TrainingSession:
+    """The session of the model, or of a first one with the settings of new models. Raises UsageError, ModelNotFound, BadTask,
+    UnknownTask that says where tasks of a swarm are, or that one of the model's own is gone."""
     try:
-        return flags.run_config(base, args, fetching.fetch_base_metadata, made)
+        return training.plan_session(model, new, flags.typed_settings(args), fetching.fetch_base_metadata)
     except NoSuchTask as error:
         if not args.join:
-            if made and "tasks" not in args:
+            if model is not None and "tasks" not in args:
                 raise NoSuchTask(
-                    f"{error} This model trains on {', '.join(base.run.tasks)}: make the missing task again (sapo-desktop tasks "
-                    "new FILE --name NAME), or give the model others (--tasks A,B)."
+                    f"{error} This model trains on {', '.join(model.config.tasks)}: make the missing task again "
+                    "(sapo-desktop tasks new FILE --name NAME), or give the model others (--tasks A,B)."
                 ) from error
             raise
         where = "" if args.join == "saved" else " --join INVITE"
@@ -150,18 +153,18 @@ def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter
     memory_plan.require_round_memory(config, room, size=base_card.size, fallback=bool(base_card.slow))
 
 
-def _with_swarm(session: training.TrainingSession, invite: Invite | None, typed: set[str], on_trial: bool) -> RunConfig:
-    """The session's settings as they apply alone or in this swarm. Raises UsageError."""
-    config = msgspec.structs.replace(session.config, rounds=session.goal)
+def _run_config(session: training.TrainingSession, invite: Invite | None, on_trial: bool) -> RunConfig:
+    """The session's settings as they apply alone or in this swarm. Raises UsageError, BadTask."""
     if invite is not None:
-        membership.require_shared(config, invite.swarm)
-        config = membership.swarm_config(config, typed, load_request.parameter_count(config))
-        return trial.trial_config(config) if on_trial else config
-    if config.method == "none":
+        membership.require_shared(session.config, invite.swarm)
+        parameters = load_request.parameter_count(session.config)
+        return session.resolve("trial" if on_trial else "member", parameters)[0]
+    asked, origins = session.resolve("undecided")
+    if asked.method == "none":
         raise UsageError("A node of method none only generates for a swarm: add --join INVITE, or choose full or lora.")
-    if "external_groups" in typed and config.external_groups:
+    if asked.external_groups and origins["external_groups"] == "flag":
         raise UsageError("external_groups needs a swarm: add --join INVITE, or set it to 0.")
-    return membership.solo_config(config)
+    return session.resolve("alone")[0]
 
 
 def _setup(home: Home, session: training.TrainingSession, config: RunConfig, chosen: settings.Settings) -> NodeSetup:
@@ -204,17 +207,23 @@ async def _work(
 ) -> int:
     if invite is not None:
         who = await asyncio.to_thread(membership.load_identity, home)
-        setup.exchange, sentences = await membership.join_swarm(
+        exchange, sentences = await membership.join_swarm(
             invite, who, chosen, setup.config, setup.folder, bool(setup.trial), home.invite
         )
         running_trial = await asyncio.to_thread(trial.find_trial, home.invite, invite.swarm)
         if running_trial and not setup.trial:  # the host has made the swarm open
-            setup.trial, setup.config = running_trial.name, trial.trial_config(setup.config)
-        setup.node_key, setup.swarm = who.identity.node, invite.swarm
+            config = await asyncio.to_thread(_run_config, session, invite, True)
+            setup = replace(setup, trial=running_trial.name, config=config)
+        setup = replace(
+            setup,
+            exchange=exchange,
+            node_key=who.identity.node,
+            swarm=invite.swarm,
+            notes=tuple(sentences[1:]),
+        )
         reporter.say(sentences[0])
         if setup.trial:
             reporter.say(trial.RULES)
-        setup.notes = tuple(sentences[1:])
     return await _serve(home, setup, session, reporter)
 
 

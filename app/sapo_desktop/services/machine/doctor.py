@@ -179,7 +179,7 @@ def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
 
     with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have their own lines
         loaded = settings.load_settings(home.settings)
-        run = flags.with_room(loaded.run)
+        run = flags.propose_run(loaded.run)
         plan = memory_plan.plan_round_memory(run, memory_plan.node_memory_bytes(loaded.limits))
         if plan is not None:
             text = f"{run.model}: {plan.sentence}"

@@ -16,6 +16,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine.load_request import build_load_request
 from sapo_swarm.config import RunConfig
+from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
@@ -34,15 +35,6 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
     trainer: str = "auto"
     precision: str = "auto"
     threads: int = 0
-
-    def fill(self, config: RunConfig) -> RunConfig:
-        """The config with these values where it leaves them open."""
-        return msgspec.structs.replace(
-            config,
-            trainer=self.trainer if config.trainer == "auto" else config.trainer,
-            precision=self.precision if config.precision == "auto" else config.precision,
-            threads=self.threads if config.threads == 0 else config.threads,
-        )
 
 
 def resolve_engine(config: RunConfig, folder: Path, home: Home) -> RunConfig:
@@ -66,7 +58,7 @@ def stored_config(config: RunConfig, folder: Path) -> RunConfig:
         raise AppError(
             f"{folder / ENGINE_FILE} cannot be read ({error}). Delete it; the defaults are used then."
         ) from error
-    return settled.fill(config)
+    return resolve_run_config(config, facts=RunFacts(measured=msgspec.structs.asdict(settled)))[0]
 
 
 def _settled(config: RunConfig, folder: Path, home: Home) -> ResolvedEngine:

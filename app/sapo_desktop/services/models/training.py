@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,9 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.shelf import changes, creating, history, keeping, mending, store
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
+from sapo_swarm.resolve_run import Membership, Origin, RunFacts, resolve_run_config
 
 if TYPE_CHECKING:
     from sapo_swarm.protocol.invite import Invite
@@ -22,26 +24,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSession:
-    """One training session of a model. config: the settings that the model keeps; rounds: the goal of this session only, None
-    where none was typed. model: None until begin_session() creates it."""
+    """One training session of a model. config: the settings that the model keeps, without a typed --rounds, which is the goal
+    of this session only. model: None until begin_session() creates it. settings: of new models; typed: over them, by name."""
 
     name: str
     config: RunConfig
-    rounds: int | None
     model: Model | None
+    settings: RunConfig
+    typed: Mapping[str, object]
+    facts: RunFacts
     swarm: str = ""
     changed: tuple[str, ...] = ()
 
-    @property
-    def goal(self) -> int:
-        """Total rounds of the model at which the session ends by itself; 0 = it runs until stopped.
-
-        A goal that the model has already reached (its run.rounds are done) no longer counts: training continues.
-        """
-        if self.rounds is not None:
-            return self.rounds
-        done = history.practice_rounds(self.model) if self.model else 0
-        return self.config.rounds if self.config.rounds > done else 0
+    def resolve(self, membership: Membership, parameters: int | None = None) -> tuple[RunConfig, Mapping[str, Origin]]:
+        """The settings of this session's run alone or in a swarm, and where each comes from. Raises BadTask."""
+        facts = msgspec.structs.replace(self.facts, parameters=parameters)
+        return resolve_run_config(
+            self.settings, self.model.config if self.model else None, self.typed, membership, facts
+        )
 
 
 def model_to_train(home: Home, name: str) -> Model | None:
@@ -50,38 +50,45 @@ def model_to_train(home: Home, name: str) -> Model | None:
     return store.find_model(home, name) if name or store.taken_model_names(home) else None
 
 
-def plan_session(model: Model | None, config: RunConfig, typed: Collection[str]) -> TrainingSession:
+def plan_session(
+    model: Model | None,
+    settings: RunConfig,
+    typed: Mapping[str, object],
+    look: flags.Look = flags.fetch_nothing,
+) -> TrainingSession:
     """A session with the settings of the model (or, without one, those of new models) and what was typed over them.
 
-    Raises UsageError when the settings would make this a different model, or its rounds are done already, and ModelNotFound
-    when its base is missing.
+    look: see flags.answer_facts. Raises UsageError when the settings would make this a different model, or its rounds are done
+    already, ModelNotFound when its base is missing, BadTask, UnknownTask.
     """
-    rounds = config.rounds if "rounds" in typed else None
-    if model is None:
-        merged = msgspec.structs.replace(config, rounds=0) if rounds is not None else config
-        return TrainingSession(store.FIRST, merged, rounds, None)
-    if config.model == model.config.model:
-        mending.require_base_folder(model)
-    changes.refuse_other_identity(model, config, resolve_config(model))
-    merged = changes.kept_identity(model, config)
-    if rounds is not None:
-        merged = msgspec.structs.replace(merged, rounds=model.config.rounds)
+    stored = model.config if model else None
+    wanted = msgspec.structs.replace(stored or settings, **typed)
+    flags.check_config(wanted)
+    facts = flags.answer_facts(wanted, typed, look, stored)
+    if model is not None:
+        if wanted.model == model.config.model:
+            mending.require_base_folder(model)
+        changes.refuse_other_identity(model, wanted, resolved_config(model))
         done = history.practice_rounds(model)
-        if 0 < rounds < done:
+        if "rounds" in typed and 0 < wanted.rounds < done:
             raise UsageError(
-                f"{model.name} has {done} rounds already, more than --rounds {rounds} asks for. It counts all rounds of "
-                f"the model: --rounds {done + rounds} trains {rounds} more."
+                f"{model.name} has {done} rounds already, more than --rounds {wanted.rounds} asks for. It counts all rounds of "
+                f"the model: --rounds {done + wanted.rounds} trains {wanted.rounds} more."
             )
-    return TrainingSession(model.name, merged, rounds, model)
+    kept = {name: value for name, value in typed.items() if name != "rounds"}
+    config, _ = resolve_run_config(settings, stored, kept, facts=facts)
+    if model is not None:
+        facts = msgspec.structs.replace(facts, rounds_done=done)
+    return TrainingSession(model.name if model else store.FIRST, config, model, settings, typed, facts)
 
 
-def resolve_config(model: Model) -> RunConfig:
+def resolved_config(model: Model) -> RunConfig:
     """The model's settings with what "auto" and 0 meant when its training began."""
     config, session = engines.stored_config(model.config, model.folder), history.last_session(model.folder)
     if session is None:
         return config
-    overrides = {"method": session.method, "precision": session.precision}
-    return msgspec.structs.replace(config, **{k: v for k, v in overrides.items() if getattr(config, k) == "auto"})
+    facts = RunFacts(measured={"method": session.method, "precision": session.precision})
+    return resolve_run_config(config, facts=facts)[0]
 
 
 def begin_session(home: Home, session: TrainingSession, invite: Invite | None) -> TrainingSession:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
@@ -17,7 +15,6 @@ from sapo_desktop.services.models import control
 from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms import trial
 from sapo_desktop.settings import Settings
-from sapo_swarm.algorithms.base import TINY
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.swarm_exchange import SwarmExchange
@@ -98,13 +95,6 @@ def _of_inactive(offer: TaskOffer, how: str) -> str:
 
 # Being in a swarm: the saved invite, the identity, and the node's exchange.
 
-OWN, EXTERNAL = 2, 8
-"""I / J of a node in a swarm unless the person sets them (docs/decisions/0013-default-strategy.md). J is an upper bound:
-local groups fill what external ones cannot provide."""
-TINY_OWN, TINY_EXTERNAL = 8, 8
-"""The same for a tiny model: small rounds at a learning rate that follows the batch
-(docs/decisions/0012-tiny-in-a-swarm.md)."""
-
 
 def parse_typed_invite(text: str) -> Invite:
     """Raises UsageError."""
@@ -162,24 +152,6 @@ def forget_invite(path: Path) -> None:
         raise AppError(f"Cannot remove the invite {path} ({error.strerror}).") from error
 
 
-def swarm_config(config: RunConfig, typed: set[str], parameters: int | None = None) -> RunConfig:
-    """The settings of a node in a swarm, for a model with that many parameters: I / J of 2 / 8, or of 8 / 8 for a tiny model,
-    each unless it was set. A typed J of 0 takes nothing from others; then I is as for a node alone.
-
-    A node that only generates (method none) takes no external groups and has nothing to evaluate.
-    """
-    if config.method == "none":
-        changes = {"external_groups": 0} | ({} if "eval_every" in typed else {"eval_every": 0})
-        return msgspec.structs.replace(config, **changes)
-    if "external_groups" in typed and not config.external_groups:
-        return config
-    tiny = parameters is not None and parameters < TINY
-    local, external = (TINY_OWN, TINY_EXTERNAL) if tiny else (OWN, EXTERNAL)
-    return msgspec.structs.replace(
-        config, local_groups=config.local_groups or local, external_groups=config.external_groups or external
-    )
-
-
 def require_shared(config: RunConfig, swarm: str = "") -> None:
     """Raise UsageError where nothing that this node trains on may leave the machine: custom tasks are private, unless they
     are shared in the swarm with this id. Raises BadTask."""
@@ -188,13 +160,6 @@ def require_shared(config: RunConfig, swarm: str = "") -> None:
             f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. Train on them "
             "alone (--silo), or add a task that the swarm knows. To train on one with friends: sapo-desktop tasks share NAME"
         )
-
-
-def solo_config(config: RunConfig) -> RunConfig:
-    """The settings of a node that trains alone: I / J that were set for a swarm are automatic again."""
-    if not config.external_groups:
-        return config
-    return msgspec.structs.replace(config, local_groups=0, external_groups=0)
 
 
 def load_identity(home: Home) -> StoredIdentity:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sapo_swarm.events import Event, RoundFinished, RunStarted, SwarmUpdated
+from sapo_swarm.resolve_run import TRIAL_EXTERNAL_GROUPS
 from sapo_swarm.tasks.catalogue import STRICT_PRESETS
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
 if TYPE_CHECKING:
-    from sapo_swarm.config import RunConfig
     from sapo_swarm.node.journal import Journal
     from sapo_swarm.protocol.receive import AcceptanceRules
 
@@ -51,12 +51,10 @@ def contribution_rows(swarm: SwarmUpdated) -> tuple[tuple[str, str], ...]:
 
 ROUNDS = 50
 """Rounds after which a trial asks whether to stay."""
-EXTERNAL = 2
-"""External groups in a batch, at most."""
 MAX_AGE_S, LENGTH_FACTOR, LOGPROB_FLOOR, CONTRAST = 900.0, 2.0, -5.0, 2
 """Limits for external groups, instead of AcceptanceRules' defaults. No text of an honest model was below this floor (0009)."""
 RULES = (
-    f"Trial in an open swarm: {EXTERNAL} external groups at most, strict rules. After {ROUNDS} rounds decide: "
+    f"Trial in an open swarm: {TRIAL_EXTERNAL_GROUPS} external groups at most, strict rules. After {ROUNDS} rounds decide: "
     "sapo-desktop stay, or sapo-desktop leave"
 )
 
@@ -189,19 +187,6 @@ def _known(invite: Path, swarm: str) -> Trial | None:
 def clear_trial(invite: Path) -> None:
     """Delete the trial and its answer. Raises OSError."""
     _file(invite).unlink(missing_ok=True)
-
-
-def trial_config(config: RunConfig) -> RunConfig:
-    """The settings of a node on trial: few external groups, local ones instead of the rest; only external completions with a
-    positive advantage are learned from, and the held-out tripwire is on."""
-    external = min(config.external_groups, EXTERNAL)
-    return msgspec.structs.replace(
-        config,
-        local_groups=config.local_groups + config.external_groups - external if config.local_groups else 0,
-        external_groups=external,
-        external_advantages="positive",
-        tripwire=config.tripwire or 0.25,
-    )
 
 
 def trial_rules(rules: AcceptanceRules) -> AcceptanceRules:

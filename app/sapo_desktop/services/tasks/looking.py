@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-import msgspec
-
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -180,14 +178,13 @@ def config_for(task: OwnTask, model: str, home: Home) -> RunConfig:
     BadTask."""
     require_base(model, home)
     config = settings.load_settings(home.settings).run
-    changes = {"tasks": (task.spec.name,), "external_groups": 0} | ({"model": model} if model else {})
-    return flags.with_room(msgspec.structs.replace(config, **changes))
+    return flags.propose_run(config, tasks=(task.spec.name,), external_groups=0, model=model or config.model)
 
 
 def is_reasoning_model(base: str) -> bool:
     """Whether the model reasons before each answer, according to its files on this disk."""
     plain = RunConfig(model=base, tasks=())
-    return flags.with_room(plain).max_new_tokens > plain.max_new_tokens
+    return flags.propose_run(plain).max_new_tokens > plain.max_new_tokens
 
 
 def require_base(model: str, home: Home) -> None:

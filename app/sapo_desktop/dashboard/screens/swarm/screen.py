@@ -36,10 +36,11 @@ from sapo_desktop.dashboard.screens.swarm.trail import in_a_line, trail_table
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
-from sapo_desktop.services.swarms.trial import EXTERNAL, MEANINGS, ROUNDS, contribution_rows
+from sapo_desktop.services.swarms.trial import MEANINGS, ROUNDS, contribution_rows
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.protocol.reasons import in_words
+from sapo_swarm.resolve_run import TRIAL_EXTERNAL_GROUPS
 
 # The value of external groups here, and the age of what is shown.
 
@@ -86,7 +87,9 @@ def on_trial(state: DashboardState) -> tuple[str, ...]:
     if state.silo or not trial.name:
         return ()
     if not trial.asks:
-        return (f"Trial, {trial.rounds} of {ROUNDS} rounds: strict rules, {EXTERNAL} external groups at most",)
+        return (
+            f"Trial, {trial.rounds} of {ROUNDS} rounds: strict rules, {TRIAL_EXTERNAL_GROUPS} external groups at most",
+        )
     rise = improved_tasks_sentence(state) or "No held-out score from before and after is here to compare"
     return (f"Trial, {ROUNDS} rounds done: {trial.sentence()}", "Stay? s stays, with normal settings; l leaves", rise)
 

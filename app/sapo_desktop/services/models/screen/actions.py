@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import msgspec
-
 from sapo_backends.child_process import last_line, stderr_lines
 from sapo_backends.errors import size_text
 from sapo_desktop import settings
@@ -29,7 +27,6 @@ from sapo_desktop.services.models.screen.interface import (
     NewModelInfo,
     ProgressUpdate,
 )
-from sapo_desktop.services.models.screen.settings_actions import fit_custom_tasks
 from sapo_desktop.services.models.shelf import mending, store
 from sapo_desktop.services.models.shelf.overview import ModelOverview, load_overview
 from sapo_desktop.services.models.shelf.store import Model
@@ -245,17 +242,10 @@ class HomeModels:
         from sapo_desktop.services.models.shelf import creating
 
         config = settings.load_settings(self._home.settings).run
-        new_config = msgspec.structs.replace(
-            config,
-            model=answers.base,
-            preset=answers.preset or config.preset,
-            tasks=answers.tasks or config.tasks,
-        )
-        if answers.tasks:
-            new_config = fit_custom_tasks(new_config)
-        return creating.create_model(
-            self._home, answers.name, flags.with_room(new_config, fetching.fetch_base_metadata)
-        )
+        typed = {"model": answers.base, "preset": answers.preset, "tasks": answers.tasks}
+        chosen = {name: value for name, value in typed.items() if value}
+        run = flags.propose_run(config, fetching.fetch_base_metadata, **chosen)
+        return creating.create_model(self._home, answers.name, run)
 
     async def proceed(self, id: str) -> str:
         """Let the node train this model; returns a sentence."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import msgspec
-
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control, training
@@ -16,20 +14,7 @@ from sapo_desktop.settings import editing, flags
 from sapo_desktop.settings.editing import NEVER, SettingRow
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.control_api import ControlClient, NodeError
-from sapo_swarm.tasks import catalogue
-from sapo_swarm.tasks.own import library
-
-# The settings of a model for custom tasks.
-
-
-def fit_custom_tasks(config: RunConfig) -> RunConfig:
-    """The settings with room for the longest answers, and with levels of difficulty chosen from where a task has them. Raises
-    BadTask."""
-    tasks = [task for task in config.tasks if catalogue.is_own(task)]
-    if config.curriculum == "uniform" and any(len(library.task_levels(task)) > 1 for task in tasks):
-        config = msgspec.structs.replace(config, curriculum="presets")
-    return flags.with_room(config)
-
+from sapo_swarm.resolve_run import resolve_run_config
 
 # The settings of one model: its model.json holds them, and every change is checked like a new model's.
 
@@ -68,10 +53,12 @@ def change_model_setting(model: Model, key: str, typed: str) -> str:
     typed = flags.absolute_model(typed) if name == "model" else typed
     config = settings.config_with_setting(model.config, key, typed)
     flags.check_config(config)
-    config = flags.with_room(config) if flags.asks_for_room(model.config, config) else config
     model = store.read_model(model.folder)  # a node may have written it meanwhile
-    changes.refuse_other_identity(model, config, training.resolve_config(model))
-    store.write_model_record(model.folder, store.with_config(model.record, changes.kept_identity(model, config)))
+    changes.refuse_other_identity(model, config, training.resolved_config(model))
+    chosen = {name: getattr(config, name)}
+    facts = flags.answer_facts(config, chosen, model=model.config)
+    config, _ = resolve_run_config(model.config, model.config, chosen, facts=facts)
+    store.write_model_record(model.folder, store.with_config(model.record, config))
     return settings.format_value(getattr(config, name))
 
 

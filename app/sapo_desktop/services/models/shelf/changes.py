@@ -96,17 +96,6 @@ def _trained_on(model: Model) -> str:
     return str(state.get("base", "")) if isinstance(state, dict) else ""
 
 
-def kept_identity(model: Model, config: RunConfig) -> RunConfig:
-    """The config with the model's own identity; a moved base is recorded at its new place from now on, and so is another
-    trainer that continues from the same checkpoints. Call after refuse_other_identity()."""
-    identity = {field: getattr(model.config, field) for field in IDENTITY}
-    for field in ("model", "trainer"):
-        value = getattr(config, field)
-        if value != _OPEN.get(field):
-            identity[field] = value
-    return msgspec.structs.replace(config, **identity)
-
-
 def task_versions(config: RunConfig) -> dict[str, str]:
     """Name -> digest of the custom tasks in the config. Raises BadTask."""
     return {name: library.load_task(name).digest for name in config.tasks if catalogue.is_own(name)}

@@ -21,7 +21,8 @@ from sapo_swarm.events import (
 )
 from sapo_swarm.node.journal import JournalError, leads_here, read_only
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.tasks.catalogue import new_tokens, with_limits
+from sapo_swarm.resolve_run import RunFacts, resolve_run_config
+from sapo_swarm.tasks.catalogue import new_tokens
 
 STORY = ("run_started", "round", "evaluation", "external", "checkpoint")
 """Kinds of events that make up a model's history."""
@@ -144,7 +145,7 @@ def with_room(config: RunConfig, folder: Path) -> RunConfig:
         return config
     limits = next((e.limits for e in trials if isinstance(e, TrialMeasured)), {})
     limits_above = {task: number for task, number in limits.items() if number > new_tokens(config, task)}
-    return with_limits(config, limits_above) if limits_above else config
+    return resolve_run_config(config, facts=RunFacts(answer_limits=limits_above))[0]
 
 
 def _events(folder: Path, kinds: tuple[str, ...], tail: int = 0) -> list[Event]:
