@@ -65,7 +65,8 @@ def main(args: argparse.Namespace) -> int:
     ]
     print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
     timed = model.record.base not in locate.BUNDLED  # a bundled one's time is known after a round
-    if timed and (time := card.expected_training_time(home, config, measure=False)) is not None:
+    time = card.expected_training_time(home, config, measure=False) if timed else None
+    if time is not None and time.parts:
         print(f"Here it takes, about: {time.parts}.")
     print(f"Train it: sapo-desktop node {model.name}, or press c on it in sapo-desktop, screen 4.")
     return 0
