@@ -24,8 +24,7 @@ from msgspec import Meta
 
 from sapo_swarm.algorithms.registry import load_algorithm
 from sapo_swarm.config import MOST_ROUNDS, RunConfig
-from sapo_swarm.errors import SwarmError
-from sapo_swarm.registry import UnknownName, suggest_names
+from sapo_swarm.errors import SwarmError, UnknownName, suggest_names
 from sapo_swarm.sapo.training_batch import find_strategy
 from sapo_swarm.tasks.catalogue import UnknownTask, preset_of
 

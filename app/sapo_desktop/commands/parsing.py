@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from sapo_swarm.registry import suggest_names
+from sapo_swarm.errors import suggest_names
 
 
 class VerbParser(argparse.ArgumentParser):

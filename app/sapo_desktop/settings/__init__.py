@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from sapo_desktop.errors import AppError, UsageError
 from sapo_swarm.config import RENAMED, RunConfig, rename_legacy_keys
+from sapo_swarm.errors import suggest_names
 from sapo_swarm.node.governor.rules import ResourceLimits
-from sapo_swarm.registry import suggest_names
 from sapo_swarm.whole_file import write_atomically
 
 # The settings file as TOML tables: read, written atomically, and migrated when a key was renamed or removed.

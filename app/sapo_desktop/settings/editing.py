@@ -9,8 +9,8 @@ from pathlib import Path
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import Settings, flags
+from sapo_swarm.errors import suggest_names
 from sapo_swarm.node.governor.rules import PRESETS
-from sapo_swarm.registry import suggest_names
 
 # Display rows of the settings.
 

@@ -13,7 +13,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import SettingField, Settings, format_value, schema_fields, split_lists
 from sapo_swarm.config import REASONING_TOKENS, RENAMED, RunConfig
-from sapo_swarm.registry import suggest_names
+from sapo_swarm.errors import suggest_names
 
 if TYPE_CHECKING:
     from sapo_swarm.resolve_run import RunFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from sapo_swarm.algorithms.base import Algorithm
-from sapo_swarm.registry import UnknownName
+from sapo_swarm.errors import UnknownName
 
 ALGORITHMS: dict[str, str] = {
     "grpo": "sapo_swarm.algorithms.grpo",

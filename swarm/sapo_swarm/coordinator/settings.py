@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sapo_swarm.errors import suggest_names
 from sapo_swarm.protocol.invite import DEFAULT_PORT, is_host
-from sapo_swarm.registry import suggest_names
 from sapo_swarm.tasks.catalogue import CATALOGUE, PRESETS, STRICT_PRESETS
 
 MOST = 1_000_000_000

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_swarm.registry import UnknownName
+from sapo_swarm.errors import UnknownName
 from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.types import Group
 

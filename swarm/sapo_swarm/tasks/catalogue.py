@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from sapo_swarm.config import RunConfig
-from sapo_swarm.errors import SwarmError
-from sapo_swarm.registry import suggest_names
+from sapo_swarm.errors import SwarmError, suggest_names
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import GENERATOR_VERSION, TaskRef

@@ -7,7 +7,7 @@ import pytest
 from sapo_desktop.cli import VERBS, build_parser, run_command_line
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings.editing import require_setting
-from sapo_swarm.registry import suggest_names
+from sapo_swarm.errors import suggest_names
 from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, preset_settings
 
 MANY = [f"name_{place}" for place in range(30)]

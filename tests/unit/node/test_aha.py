@@ -20,8 +20,8 @@ from sapo_swarm.events import (
     encode_event,
 )
 from sapo_swarm.node.aha_trail import KINDS, UNKNOWN, AhaTrail, FirstSuccesses, trails_of
+from sapo_swarm.node.downsampling import JournalDownsampler
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.journal_downsampling import JournalDownsampler
 from sapo_swarm.types import Group, Peer, Rollout
 
 ADA = "a" * 26

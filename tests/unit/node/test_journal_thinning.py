@@ -12,10 +12,18 @@ import pytest
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Evaluated, ExternalSwitched, GroupRecorded, LogLine, RoundFinished, RunStarted
-from sapo_swarm.node import journal_downsampling
-from sapo_swarm.node.downsampling import DENSE, SPARSE_ROOM, merge_rounds, sequences_to_drop
+from sapo_swarm.node import downsampling
+from sapo_swarm.node.downsampling import (
+    DENSE,
+    EVERY,
+    PRUNED_ROWS,
+    SPARSE_ROOM,
+    JournalDownsampler,
+    JournalRetention,
+    merge_rounds,
+    sequences_to_drop,
+)
 from sapo_swarm.node.journal import EventBus, Journal
-from sapo_swarm.node.journal_downsampling import EVERY, PRUNED_ROWS, JournalDownsampler, JournalRetention
 from sapo_swarm.sapo.tripwire import KINDS, watch_of
 
 
@@ -87,7 +95,7 @@ def test_old_groups_go_but_every_tenth_round_first_successes_and_all_else_stay(j
 def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 8)
+    monkeypatch.setattr(downsampling, "OLD_GROUPS", 8)
     journal.append([group_of(round_, 0) for round_ in range(200)])
     thinning = JournalDownsampler(journal)
     while thinning.groups(150):
@@ -97,7 +105,7 @@ def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
 
 async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is what is stored, neither the last round nor what else it tells of."""
-    monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 20)
+    monkeypatch.setattr(downsampling, "OLD_GROUPS", 20)
     journal.append([group_of(round_, 0) for round_ in range(200)])
     journal.append([*[group_of(199, n) for n in range(1, 90)], *[line(str(n)) for n in range(90)]])
     retention = JournalRetention(journal, 20)
@@ -109,7 +117,7 @@ async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monke
 def test_a_first_round_larger_than_all_room_is_no_endless_search(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_downsampling, "OLD_GROUPS", 8)
+    monkeypatch.setattr(downsampling, "OLD_GROUPS", 8)
     journal.append([group_of(0, n) for n in range(20)])
     journal.append([group_of(round_, 0) for round_ in range(1, 60)])
     assert JournalDownsampler(journal).groups(50) == 49

@@ -11,6 +11,7 @@ from msgspec import structs
 from sapo_desktop.services.swarms import answering
 from sapo_desktop.services.swarms.membership import public_model_name
 from sapo_swarm.config import RunConfig
+from sapo_swarm.errors import UnknownName
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.exchange import STRETCH, worst_stretch
 from sapo_swarm.node.round_context import RoundWork
@@ -20,7 +21,6 @@ from sapo_swarm.node.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules
 from sapo_swarm.protocol.wire import MAX_WANT
-from sapo_swarm.registry import UnknownName
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.sapo.training_batch import assemble_batch, normalised_advantages
 from sapo_swarm.types import AnswerFormat, Group, Question, Rollout, TaskRef

@@ -13,7 +13,7 @@ from sapo_backends.reference import sample_term
 from sapo_swarm.algorithms.base import learning_rate
 from sapo_swarm.algorithms.registry import ALGORITHMS, load_algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.registry import UnknownName
+from sapo_swarm.errors import UnknownName
 from sapo_swarm.sapo.training_batch import as_rewards
 
 CONFIG = RunConfig(max_new_tokens=64, temperature=0.7, epochs=2, minibatches=4)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.registry import UnknownName
+from sapo_swarm.errors import UnknownName
 from sapo_swarm.sapo.training_batch import (
     STRATEGIES,
     assemble_batch,

@@ -9,8 +9,8 @@ from pathlib import Path
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.settings import editing
+from sapo_swarm.errors import suggest_names
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.registry import suggest_names
 
 KEPT = ("run.model", "run.method", "run.precision", "run.lora_rank")
 """Settings that cannot change in an existing model."""

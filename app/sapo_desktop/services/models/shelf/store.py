@@ -18,8 +18,8 @@ from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home, quote_command
 from sapo_swarm.config import RunConfig, settings_of_today
+from sapo_swarm.errors import suggest_names
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.registry import suggest_names
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
