@@ -13,7 +13,7 @@ run: venv
 # Hundreds of processes start: with their bytecode kept, each compiles nothing.
 test: venv system llama real-models check
 	unset PYTHONDONTWRITEBYTECODE; \
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal || { \
+	$(BIN)/python -m pytest -n auto --dist worksteal || { \
 	  [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 check: venv

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,10 @@ settings.load_profile("sapo")
 os.environ["TERM"] = "xterm-256color"
 os.environ["LANG"] = os.environ["LC_ALL"] = "C.UTF-8"
 
+# A shell's background job and its children ignore an interrupt: half a minute was spent waiting for what one should end.
+with contextlib.suppress(ValueError):  # not the main thread
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
@@ -37,6 +43,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     found = Home.find()
     found.prepare()
     return found
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors, up to four: half of the time a test waits for a screen to rest or for a process."""
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

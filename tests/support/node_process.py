@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.support.verb_server import VerbServer
+
 from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
 
 FAKE = "--silo --trainer fake --model fake --tasks calendar_arithmetic,basic_arithmetic --eval-every 0".split()
@@ -89,13 +91,22 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+@functools.cache
+def _server() -> VerbServer:
+    return VerbServer(environment(Path.home()))
+
+
 def sapo(home: Path, *arguments: str, timeout: float = PATIENCE_S, typed: str = "") -> subprocess.CompletedProcess[str]:
     """Run a verb to its end. typed: its standard input."""
     if arguments[:1] == ("node",):
         calm(home)
+    variables = environment(home)
+    server = _server()
+    if server.can_run(arguments, variables):
+        return server.run(arguments, variables, typed, timeout)
     return subprocess.run(
         [sys.executable, "-m", "sapo_desktop", *arguments],
-        env=environment(home),
+        env=variables,
         capture_output=True,
         text=True,
         timeout=timeout,

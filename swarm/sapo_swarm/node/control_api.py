@@ -258,7 +258,7 @@ class ControlClient:
 
         Raises NodeError.
         """
-        wait_s = GO_BACK_S if verb == "rollback" else ANSWER_S
+        wait_s = GO_BACK_S if verb == "rollback" else None
         return _understood(await self._call("POST", f"/v1/{verb}", body, wait_s))
 
     async def events(
@@ -302,13 +302,13 @@ class ControlClient:
             raise NodeNotRunning(f"The node went away ({type(error).__name__}).") from error
 
     async def _call(
-        self, method: str, path: str, body: dict[str, float] | None = None, wait_s: float = ANSWER_S
+        self, method: str, path: str, body: dict[str, float] | None = None, wait_s: float | None = None
     ) -> bytes:
         if self._session is None and not await asyncio.to_thread(self.socket.exists):
             raise NodeNotRunning(NO_NODE)
         import aiohttp  # as long as it takes, it would say the same
 
-        timeout = aiohttp.ClientTimeout(total=wait_s)
+        timeout = aiohttp.ClientTimeout(total=wait_s or ANSWER_S)
         self._asked = time.time()
         try:
             session = await self._connected()

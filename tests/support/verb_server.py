@@ -1,0 +1,126 @@
+"""Verbs in processes that need not import the app anew: one process imports it, and each verb is a fork of that.
+
+Its imports take a verb 0.2 s of a processor, with torch over 2 s, and the tests run hundreds of verbs. A fork has its own
+environment, current folder and standard streams, and exits as a command does. What a test checks of the start itself is started
+as a command: which modules are loaded, what is in other variables, how the process is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+OWN_VARIABLES = frozenset({"SAPO_HOME", "PYTEST_CURRENT_TEST"})
+"""Variables that may differ from verb to verb; any other may have been read while something was imported."""
+TORCH_VERBS = frozenset({"bench", "chat", "compare", "eval", "export", "node", "serve-model"})
+APP = ("sapo_desktop.cli", "sapo_swarm.node.control_api", "aiohttp", "psutil")
+TORCH = ("jinja2", "numpy", "tokenizers", "torch", "sapo_backends.torch_backend.engine")
+
+
+class VerbServer:
+    """The process that is forked, as the tests' process sees it. It ends when that one does."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = _common(environment)
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+            )
+
+    def can_run(self, arguments: tuple[str, ...], environment: dict[str, str]) -> bool:
+        """Whether the verb may be a fork. A coordinator is known by its command line."""
+        return self._environment == _common(environment) and arguments[:1] != ("coordinator",)
+
+    def run(
+        self, arguments: tuple[str, ...], environment: dict[str, str], typed: str, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end. typed: less than a pipe holds. Raises subprocess.TimeoutExpired."""
+        own = {name: environment[name] for name in OWN_VARIABLES if name in environment}
+        request = json.dumps({"arguments": arguments, "environment": own, "folder": os.getcwd()}).encode()
+        reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        source, keyboard = os.pipe()
+        with reply, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            streams = [source, output.fileno(), errors.fileno(), theirs.fileno()]
+            socket.send_fds(self._requests, [request], streams)
+            theirs.close()
+            os.close(source)
+            with os.fdopen(keyboard, "wb") as stream:
+                stream.write(typed.encode())
+            pid = int(reply.recv(16))
+            reply.settimeout(timeout)
+            try:
+                code = int(reply.recv(16))
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(["sapo-desktop", *arguments], timeout) from None
+            output.seek(0)
+            errors.seek(0)
+            texts = (output.read().decode(), errors.read().decode())
+        return subprocess.CompletedProcess(["sapo-desktop", *arguments], code, *texts)
+
+
+def _common(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in OWN_VARIABLES}
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork for each request; returns in the processes that are to run a verb."""
+    for name in APP:
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for a verb
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 1 << 18, 4)
+        if not message:
+            os._exit(0)
+        asked = json.loads(message)
+        if TORCH_VERBS & {*asked["arguments"][:1]}:
+            for name in TORCH:
+                importlib.import_module(name)
+        if not os.fork():
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if not (pid := os.fork()):
+                _become(asked, descriptors)
+                return
+            reply = descriptors[-1]
+            os.write(reply, str(pid).encode())
+            os.write(reply, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+            os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
+    """Make of this process what exec would have made of it."""
+    for place, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, place)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.chdir(asked["folder"])
+    os.environ |= asked["environment"]
+    for name in OWN_VARIABLES - set(asked["environment"]):
+        os.environ.pop(name, None)
+    module = sys.modules["sapo_desktop"].__path__[0]
+    sys.path.insert(0, asked["folder"])
+    sys.argv = [str(Path(module) / "__main__.py"), *asked["arguments"]]
+    sys.orig_argv = [sys.executable, "-m", "sapo_desktop", *asked["arguments"]]
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    from sapo_desktop.__main__ import main
+
+    sys.exit(main())
