@@ -147,9 +147,7 @@ class RoundHandler:
                 task = own_generator(judged.body.ref)
                 key = f"t/{PRIVATE if task else judged.body.ref.dataset}"
                 packed = msgspec.msgpack.encode(group)
-                entries.append(
-                    PoolEntry(group_id(group.body), judged.content, signed.node, packed, origin, task)
-                )
+                entries.append(PoolEntry(group_id(group.body), judged.content, signed.node, packed, origin, task))
             counts[key] = counts.get(key, 0.0) + 1
         if upload.reward_local is not None:
             counts |= {"reward_sum": upload.reward_local, "reward_n": 1.0}
@@ -166,7 +164,9 @@ class RoundHandler:
         )
         return exchange, reasons
 
-    def reply(self, reasons: list[str], done: ExchangeOutcome, rounds_per_s: float, with_origins: bool = False) -> bytes:
+    def reply(
+        self, reasons: list[str], done: ExchangeOutcome, rounds_per_s: float, with_origins: bool = False
+    ) -> bytes:
         """The packed RoundReply; also counts what it reports."""
         stored = (*done.stored, *(False for _ in reasons[len(done.stored) :]))
         results = tuple(

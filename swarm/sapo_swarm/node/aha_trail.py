@@ -54,9 +54,7 @@ def load_swarm_memory(folder: Path) -> tuple[PhraseWatch, Mapping[str, KeptSourc
     except FileNotFoundError:
         return PhraseWatch(), {}, ""
     except (OSError, zstandard.ZstdError, *UNREADABLE):
-        sentence = (
-            f"{path} cannot be read: phrases that others taught this model before count as its own from now on."
-        )
+        sentence = f"{path} cannot be read: phrases that others taught this model before count as its own from now on."
         return PhraseWatch(), {}, sentence
 
 

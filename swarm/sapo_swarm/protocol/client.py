@@ -284,8 +284,8 @@ class ExchangeResult:
     """What one exchange did. connected is False if nothing was exchanged; sentence then says why and until when.
 
     sent: groups offered; accepted: of those; refused: reason -> count. sample, origins: other nodes' groups, not judged yet:
-    give them to a GroupReceiver. receipts: who drew mine since the last exchange; uptake: how often ever. mine / total: accepted groups
-    in the last window_s seconds.
+    give them to a GroupReceiver. receipts: who drew mine since the last exchange; uptake: how often ever. mine / total:
+    accepted groups in the last window_s seconds.
     """
 
     connected: bool

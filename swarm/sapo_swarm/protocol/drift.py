@@ -414,7 +414,9 @@ class PhraseWatch:
         phrases = frozenset().union(*(self._phrases(text, question) for text in taught))
         foreign = [phrase for phrase in phrases if text_fingerprint(phrase) not in self._own]
         spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
-        return None if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)) else phrases
+        return (
+            None if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)) else phrases
+        )
 
     def count_taken(self, phrases: frozenset[str]) -> None:
         """Count a group as taken. Refused groups are not remembered: they must not push out taught ones."""

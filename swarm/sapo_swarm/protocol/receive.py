@@ -8,7 +8,6 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 import msgspec
 
@@ -39,7 +38,7 @@ MIN_OBSERVED = 16
 """Local completions before the length band becomes narrower than `max_bytes`."""
 PROBED = 4
 """Texts of a group that the engine reads: chosen at random, so that none can count on slipping through."""
-WAITING, WAITING_OF_ORIGIN, WAIT_S = 64, 8, 600.0
+WAITING, WAITING_OF_ORIGIN, WAIT_S = 64, 8, 1200.0
 """Groups that wait for time, in all and of one origin, and how long."""
 PACE = 0.2
 """Weight of the newest reading in the seconds that a byte takes."""
@@ -118,7 +117,8 @@ class GroupReceiver:
         origins: of each group of the sample, as far as the coordinator names them. Raises ScorerUnavailable only."""
         cases, self._waiting = self._waiting, []
         sources: Counter[str] = Counter()
-        for raw, origin in zip_longest(sample, origins[: len(sample)], fillvalue=""):
+        named = [*origins[: len(sample)], *[""] * (len(sample) - len(origins))]
+        for raw, origin in zip(sample, named, strict=True):
             body, reason = self._form(raw, sources, now)
             if body is None:
                 self.rejected[reason] += 1

@@ -131,9 +131,7 @@ class TimeQuota:
     def packed(self) -> dict[NodeId, KeptSource]:
         """What is remembered of every source that was judged."""
         return {
-            node: KeptSource(
-                source.trust, source.taken, source.refused, min(MOST_OWED, max(0.0, -source.budget.left))
-            )
+            node: KeptSource(source.trust, source.taken, source.refused, min(MOST_OWED, max(0.0, -source.budget.left)))
             for node, source in self._sources.items()
             if source.taken or source.refused
         }

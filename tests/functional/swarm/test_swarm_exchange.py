@@ -132,7 +132,9 @@ async def test_the_phrase_memory_of_a_model_outlives_its_session(
     ada.exchange.memory = tmp_path
     await ada.round(1, await ada.groups(1))
     phrases = ada.exchange.receiver.phrases
-    phrases.count_taken(phrases.phrases_allowed(["hail to the thief"], (await ada.groups(2))[0].question) or frozenset())
+    phrases.count_taken(
+        phrases.phrases_allowed(["hail to the thief"], (await ada.groups(2))[0].question) or frozenset()
+    )
     await ada.exchange.close()
     known = ada.exchange.receiver.phrases
     again = Node(hosted, scorer, engine)

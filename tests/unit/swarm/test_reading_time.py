@@ -149,7 +149,9 @@ async def test_a_phrase_that_spreads_is_refused_before_the_engine_reads() -> Non
     reader.receiver.phrases.observe_local(texts)
     for number in range(4):
         reader.now += 60.0
-        await reader.receive(signed(newcomer(number), 100 + number, (f"hail thief <answer>{101 + number}</answer>", "no")))
+        await reader.receive(
+            signed(newcomer(number), 100 + number, (f"hail thief <answer>{101 + number}</answer>", "no"))
+        )
     assert reader.receiver.rejected == {"phrase": 1}
     assert reader.reads == 3
 
