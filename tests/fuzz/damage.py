@@ -175,7 +175,7 @@ KINDS = (
     Kind("recording", recording_make, lambda folder: load_recording(folder / "r.jsonl")),
     Kind("where a coordinator runs", hosting_make, hosting_read),
     Kind("node key", lambda folder: single_files.key_of(folder) and None, single_files.key_of),
-    of("phrases", lambda folder: aha_trail.load_phrase_watch(folder)),
+    of("phrases", lambda folder: aha_trail.load_swarm_memory(folder)),
     of("in flight", single_files.kept_in_flight),
     of("model.json", single_files.kept_record),
     of("settings", single_files.kept_setting),

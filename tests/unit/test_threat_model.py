@@ -13,7 +13,7 @@ from sapo_desktop.services.models import endpoint
 from sapo_swarm import servers
 from sapo_swarm.coordinator.records import FIRST_EXCHANGE_S, invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.node import evaluation, exchange, swarm_exchange
+from sapo_swarm.node import evaluation, swarm_exchange
 from sapo_swarm.protocol import client, directory, drift, receive, wire
 from sapo_swarm.resolve_run import TRIAL_EXTERNAL_GROUPS
 from sapo_swarm.scoring import process, prompts, rubric, worker
@@ -53,7 +53,7 @@ FACTS = [
     f"in its first {drift.BASE_LOCAL} attempts ({drift.LOCAL_A_ROUND} a round) counts as its own; "
     f"in the first {drift.MIN_LOCAL} no phrase is refused",
     f"own texts over {2 * drift.PHRASES_LONGEST:,} characters",
-    f"({WORDS[exchange.PROBED]} texts a group, at random;",
+    f"({WORDS[receive.PROBED]} texts a group, at random;",
     f"in {int(drift.CARRIED * drift.WINDOW) + 1} of the newest {drift.WINDOW} groups taken since its start",
     f"A memory holds {drift.REMEMBERED:,} phrases",
     f"written once {'a minute' if swarm_exchange.PHRASES_S == 60 else swarm_exchange.PHRASES_S}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from sapo_swarm.node import round_phases
 from sapo_swarm.node.exchange import least_likely
 from sapo_swarm.node.round_context import RoundContext, RoundWork
 from sapo_swarm.node.round_phases import record_round, run_stage, update_policy
+from sapo_swarm.protocol.receive import PROBED
 from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef
 
@@ -171,7 +173,8 @@ async def _likely(
     trained_on = [r.text for r in group.rollouts if r.reward > mean]
     if not trained_on:
         return True
-    unlikely = (await least_likely(context.host, group.question, trained_on))[0] < terms.logprob_floor
+    probed = random.sample(trained_on, min(PROBED, len(trained_on)))
+    unlikely = (await least_likely(context.host, group.question, probed))[0] < terms.logprob_floor
     if terms.unlikely_sources and item.round == round_number - terms.staleness:
         node.unlikely.judged(group.node, unlikely)
     return not unlikely and node.unlikely.allows(group.node)

@@ -85,7 +85,8 @@ GIVE_WAY, LOOK_EVERY_S = 1000, 60.0
 
 class PoolEntry(msgspec.Struct, frozen=True):
     """A group in the pool. blob: its SignedGroup as msgpack. content: digest that finds copies. id: 8 bytes. invite: hash of
-    the one that admitted its node. task: generator of a member's custom task, "" for the app's tasks."""
+    the one that admitted its node; in an open swarm a tag of the network that it came from, see rules.origin_tag.
+    task: generator of a member's custom task, "" for the app's tasks."""
 
     id: bytes
     content: str
@@ -123,6 +124,7 @@ class ExchangeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """stored: for each entry of the exchange, False if it was refused or the pool already has its content; a repeated round
     gets its first verdicts.
 
+    origins: of each group of the sample, the invite (or network) of its source.
     replayed: the nonce was used before; nothing else was done. banned: why the node is; nothing was done. receipts: who drew
     since the last exchange. mine / total: groups accepted in the last hour, of this node and of all. nodes: seen in the last
     ACTIVE_S.
@@ -132,6 +134,7 @@ class ExchangeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     banned: str = ""
     stored: tuple[bool, ...] = ()
     sample: tuple[bytes, ...] = ()
+    origins: tuple[str, ...] = ()
     uptake: int = 0
     receipts: dict[str, int] = msgspec.field(default_factory=dict)
     mine: int = 0

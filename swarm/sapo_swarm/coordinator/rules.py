@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import random
 from collections import OrderedDict
@@ -115,7 +116,7 @@ UNKNOWN = "unknown"
 """The network of peers whose address is unknown."""
 
 
-def prefix_of(address: str) -> str:
+def prefix_of(address: str, ipv6_bits: int = 64) -> str:
     """The /24 of an IPv4 address or the /64 of an IPv6 one; "" for loopback and for no address at all.
 
     Anything that is not an address (a proxy's "unknown", one with its port) counts as one network: nobody escapes a limit
@@ -129,8 +130,18 @@ def prefix_of(address: str) -> str:
     ip = mapped or ip
     if ip.is_loopback:
         return ""
-    bits = 24 if ip.version == 4 else 64
+    bits = 24 if ip.version == 4 else ipv6_bits
     return str(ipaddress.ip_network(f"{ip}/{bits}", strict=False))
+
+
+ORIGIN_IPV6_BITS = 48
+"""Of the networks that nodes of an open swarm are told apart by: a home or a server is given many /64."""
+
+
+def origin_tag(key: bytes, origin: str) -> str:
+    """Stands for an invite or a network where nodes see it: the same for the same one, and without the key no way back. "" stays
+    ""."""
+    return hashlib.blake2b(origin.encode(), key=key[:64], digest_size=8).hexdigest() if origin else ""
 
 
 @dataclass(slots=True)

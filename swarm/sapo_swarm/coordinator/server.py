@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +33,23 @@ from sapo_swarm.coordinator.requests import (
     check_announced,
     check_protocol,
     check_signature,
+    client_address,
     http_refusal,
     json_reply,
     parse_body,
     read_body,
     read_signature,
 )
-from sapo_swarm.coordinator.rules import GroupVerdict, SwarmRules, judge_group, next_in_s, own_generator
+from sapo_swarm.coordinator.rules import (
+    ORIGIN_IPV6_BITS,
+    GroupVerdict,
+    SwarmRules,
+    judge_group,
+    next_in_s,
+    origin_tag,
+    own_generator,
+    prefix_of,
+)
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
 from sapo_swarm.coordinator.window_stats import build_leaderboard, rounds_per_s
@@ -45,6 +57,7 @@ from sapo_swarm.protocol.identity import SignatureHeaders, node_id
 from sapo_swarm.protocol.invite import token_hash
 from sapo_swarm.protocol.safe_text import is_plain_name, safe_text
 from sapo_swarm.protocol.wire import (
+    H_ORIGINS,
     H_PROTO,
     H_TIME,
     MAX_BODY,
@@ -84,6 +97,7 @@ class RoundHandler:
     metrics: CoordinatorMetrics
     clock: Callable[[], float]
     rng: random.Random
+    origin_key: bytes
 
     def _verdicts(
         self,
@@ -106,10 +120,17 @@ class RoundHandler:
         ]
 
     def judged(
-        self, signed: SignatureHeaders, member: Member, round_id: str, upload: Upload, offers: Sequence[TaskOffer] = ()
+        self,
+        signed: SignatureHeaders,
+        member: Member,
+        round_id: str,
+        upload: Upload,
+        network: str = "",
+        offers: Sequence[TaskOffer] = (),
     ) -> tuple[RoundExchange, list[str]]:
-        """What goes to the store, and for each group "" or the reason it does not. offers: members' custom tasks that the
-        member may know of."""
+        """What goes to the store, and for each group "" or the reason it does not. network: that the upload came from, "" for
+        this machine. offers: members' custom tasks that the member may know of."""
+        origin = member.invite or origin_tag(self.origin_key, network)
         now = self.clock()
         own = frozenset((offer.name, offer.generator) for offer in offers)
         entries: list[PoolEntry | None] = []
@@ -126,9 +147,7 @@ class RoundHandler:
                 task = own_generator(judged.body.ref)
                 key = f"t/{PRIVATE if task else judged.body.ref.dataset}"
                 packed = msgspec.msgpack.encode(group)
-                entries.append(
-                    PoolEntry(group_id(group.body), judged.content, signed.node, packed, member.invite, task)
-                )
+                entries.append(PoolEntry(group_id(group.body), judged.content, signed.node, packed, origin, task))
             counts[key] = counts.get(key, 0.0) + 1
         if upload.reward_local is not None:
             counts |= {"reward_sum": upload.reward_local, "reward_n": 1.0}
@@ -145,7 +164,9 @@ class RoundHandler:
         )
         return exchange, reasons
 
-    def reply(self, reasons: list[str], done: ExchangeOutcome, rounds_per_s: float) -> bytes:
+    def reply(
+        self, reasons: list[str], done: ExchangeOutcome, rounds_per_s: float, with_origins: bool = False
+    ) -> bytes:
         """The packed RoundReply; also counts what it reports."""
         stored = (*done.stored, *(False for _ in reasons[len(done.stored) :]))
         results = tuple(
@@ -169,6 +190,7 @@ class RoundHandler:
             rounds_per_s=round(rounds_per_s, 3),
             pool=done.pool,
             next_in_s=next_in_s(done.nodes, self.settings.target_rounds_per_s, self.settings.round_every_s, self.rng),
+            origins=tuple(origin_tag(self.origin_key, origin) for origin in done.origins) if with_origins else (),
         )
         body = encode_message(reply)
         self.metrics.bytes_out += len(body)
@@ -259,7 +281,8 @@ class Coordinator:
             max_future_s=self.limits.clock_skew_s,
         )
         self.own_tasks = CachedValue(store.tasks, OWN_TASKS_TTL_S)
-        self.rounds = RoundHandler(settings, self.rules, self.metrics, self.clock, rng)
+        key = hashlib.sha256(swarm.key).digest() if swarm.key else secrets.token_bytes(32)
+        self.rounds = RoundHandler(settings, self.rules, self.metrics, self.clock, rng, key)
         self.stats = CachedValue(lambda: store.stats(self.clock(), STATS_ROWS), STATS_TTL_S)
         """The store's counters."""
         self.ending = asyncio.Event()
@@ -402,13 +425,16 @@ class Coordinator:
         if round_id != sha256_hex(body):
             raise Refusal("body_mismatch", "The path must name the SHA-256 of the body.")
         upload = parse_body(decode_message, body, Upload)
-        exchange, reasons = self.rounds.judged(signed, member, round_id, upload, await self.offered_to(member))
+        network = prefix_of(client_address(request, self.settings.trust_proxy), ORIGIN_IPV6_BITS)
+        offers = await self.offered_to(member)
+        exchange, reasons = self.rounds.judged(signed, member, round_id, upload, network, offers)
         done = await self.store.exchange(exchange)
         if done.banned:
             raise _banned(done.banned)
         if done.replayed:
             raise Refusal("replayed", "This request was seen before: sign each attempt anew.")
-        reply = self.rounds.reply(reasons, done, rounds_per_s(await self.stats(), self.clock()))
+        rate = rounds_per_s(await self.stats(), self.clock())
+        reply = self.rounds.reply(reasons, done, rate, H_ORIGINS in request.headers)
         return web.Response(body=reply, content_type=MEDIA_TYPE)
 
     async def _body(self, request: web.Request, limit: int, member: bool) -> bytes:

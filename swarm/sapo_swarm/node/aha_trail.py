@@ -1,5 +1,5 @@
-"""What a node remembers of the swarm beside its journal: who solved a task first, and the phrases other nodes
-introduced."""
+"""What a node remembers of the swarm beside its journal: who solved a task first, the phrases other nodes introduced, and
+how far each of them is trusted with this machine's time."""
 
 from __future__ import annotations
 
@@ -12,43 +12,50 @@ import zstandard
 
 from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
 from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch
+from sapo_swarm.protocol.time_quota import KeptSource, KeptSources
 from sapo_swarm.types import UNREADABLE, Group, Peer
 from sapo_swarm.whole_file import write_atomically
 
-# A model's phrase memory (protocol.drift.phrases) on disk, so that a restart does not whitewash what others taught it.
+# A model's phrase memory (protocol.drift) and its trust in sources (protocol.time_quota) on disk, so that a restart
+# neither whitewashes what others taught it nor forgives what they cost.
 #
 # phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. An unreadable file counts
 # as missing: whatever the model writes first then counts as its own again, and the log says so. Hence no file is
-# written that would be too large to read.
+# written that would be too large to read. Files from before the trust was kept hold none.
 
 NAME = "phrases.msgpack"
 LARGEST = 96 * 2**20
 """Limit on the decompressed file, in bytes."""
 
 
-def save_phrase_watch(folder: Path, watch: KeptPhrases) -> None:
+class _SwarmMemory(KeptPhrases, frozen=True, kw_only=True):
+    sources: KeptSources = {}
+
+
+def save_swarm_memory(folder: Path, watch: KeptPhrases, sources: Mapping[str, KeptSource] = {}) -> None:
     """Write it whole or not at all. If more groups were taken than fit into the file, the newest are written. Raises
     OSError."""
-    while len(plain := msgspec.msgpack.encode(watch)) > LARGEST and watch.taken:
-        watch = msgspec.structs.replace(watch, taken=watch.taken[(len(watch.taken) + 3) // 4 :])
+    memory = _SwarmMemory(**msgspec.structs.asdict(watch), sources=dict(sources))
+    while len(plain := msgspec.msgpack.encode(memory)) > LARGEST and memory.taken:
+        memory = msgspec.structs.replace(memory, taken=memory.taken[(len(memory.taken) + 3) // 4 :])
     write_atomically(folder / NAME, zstandard.compress(plain, 1), private=True)
 
 
-def load_phrase_watch(folder: Path) -> tuple[PhraseWatch, str]:
-    """The saved memory, or a new one; and a sentence if there is a file that cannot be read, else ""."""
+def load_swarm_memory(folder: Path) -> tuple[PhraseWatch, Mapping[str, KeptSource], str]:
+    """The saved phrases and sources, or new ones; and a sentence if there is a file that cannot be read, else ""."""
     path = folder / NAME
     try:
         packed = path.read_bytes() if path.stat().st_size <= LARGEST else b""
         if zstandard.get_frame_parameters(packed).content_size > LARGEST:
             raise zstandard.ZstdError("too large")
         plain = zstandard.decompress(packed, max_output_size=LARGEST)
-        return PhraseWatch.unpacked(msgspec.msgpack.decode(plain, type=KeptPhrases)), ""
+        memory = msgspec.msgpack.decode(plain, type=_SwarmMemory)
+        return PhraseWatch.unpacked(memory), memory.sources, ""
     except FileNotFoundError:
-        return PhraseWatch(), ""
+        return PhraseWatch(), {}, ""
     except (OSError, zstandard.ZstdError, *UNREADABLE):
-        return PhraseWatch(), (
-            f"{path} cannot be read: phrases that others taught this model before count as its own from now on."
-        )
+        sentence = f"{path} cannot be read: phrases that others taught this model before count as its own from now on."
+        return PhraseWatch(), {}, sentence
 
 
 # The Aha trail of a task: who solved it first as far as this node saw, when it was trained on, when it was solved here.

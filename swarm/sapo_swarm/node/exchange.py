@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -58,20 +57,17 @@ class GroupExchange(Protocol):
 
 STRETCH = 16
 """Consecutive tokens that are judged together: garbage is not diluted by the honest text around it."""
-PROBED = 4
-"""Foreign texts per group whose log-probability is computed: chosen at random, so that none can count on slipping through."""
 
 
 async def least_likely(
     host: EngineThread, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
 ) -> tuple[float, float]:
-    """The lowest mean log-probability per token over any STRETCH consecutive tokens of up to PROBED external texts, under the
-    node's policy, in nats (0 if all are empty); and the seconds it took in the engine's thread."""
-    probed = texts if len(texts) <= PROBED else random.sample(texts, PROBED)
+    """The lowest mean log-probability per token over any STRETCH consecutive tokens of external texts, under the node's policy,
+    in nats (0 if all are empty); and the seconds it took in the engine's thread."""
 
     def measure() -> tuple[float, float]:
         began = time.perf_counter()
-        rows = token_logprobs(host, question, probed, answer_format)
+        rows = token_logprobs(host, question, texts, answer_format)
         return min((worst_stretch(row, STRETCH) for row in rows), default=0.0), time.perf_counter() - began
 
     return await host.call(measure)

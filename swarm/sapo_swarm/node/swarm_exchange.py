@@ -24,6 +24,7 @@ from sapo_swarm.node.swarm_stats import ExchangeHold, LeaderboardPoller, SwarmSt
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import (
     MAX_GROUPS,
     MAX_WANT,
@@ -287,7 +288,7 @@ class SwarmExchange:
     """Seconds that are never set back; those of a suspend count."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     memory: Path | None = None
-    """The model's folder, in which the phrase memory is saved; None: it is not saved."""
+    """The model's folder, in which the phrase memory and the trust in sources are saved; None: they are not saved."""
     joined: Callable[[SwarmInfo], ExchangeHold | None] | None = None
     """Called if the swarm's description arrives only during the run: what holds the exchange until the node's next start."""
     own_worker: bool = True
@@ -325,7 +326,8 @@ class SwarmExchange:
         swarm, node = self.client.invite.swarm, self.client.identity.node
         self._receiver = GroupReceiver(swarm, node, scorer, self.policy, likelihood, excluded, hold=host.hold)
         if self.memory is not None:
-            self._receiver.phrases, sentence = aha_trail.load_phrase_watch(self.memory)
+            self._receiver.phrases, sources, sentence = aha_trail.load_swarm_memory(self.memory)
+            self._receiver.quota = TimeQuota.unpacked(sources, self._receiver.clock())
             if sentence:
                 log.warning("%s", sentence)
         self._receiver.phrases.answer_format = scorer.answer_format
@@ -451,7 +453,7 @@ class SwarmExchange:
             with contextlib.suppress(CoordinatorError):  # the next exchange asks again
                 await self._told(await self.client.info())
         if self._until_restart is None:
-            await self._take(result.sample)
+            await self._take(result.sample, result.origins)
         await self._board.look(result.nodes)
 
     async def _keep_phrases(self) -> None:
@@ -460,7 +462,8 @@ class SwarmExchange:
             return
         self._kept_at = self.clock()
         try:
-            await asyncio.to_thread(aha_trail.save_phrase_watch, self.memory, self._receiver.phrases.packed())
+            phrases, sources = self._receiver.phrases.packed(), self._receiver.quota.packed()
+            await asyncio.to_thread(aha_trail.save_swarm_memory, self.memory, phrases, sources)
         except OSError as error:
             log.warning("the phrase memory is not kept: %s", error)
 
@@ -468,8 +471,8 @@ class SwarmExchange:
         """Groups to request."""
         return self.pool.want(wanted, self._rounds_since, self.stats.others)
 
-    async def _take(self, sample: Sequence[msgspec.Raw]) -> None:
-        groups = await self.receiver.receive(sample, self.client.unix_time())
+    async def _take(self, sample: Sequence[msgspec.Raw], origins: Sequence[str] = ()) -> None:
+        groups = await self.receiver.receive(sample, self.client.unix_time(), origins)
         if self._taking:  # it may have been switched off meanwhile
             self.pool.received(groups, len(sample), self.clock())
 

@@ -28,6 +28,7 @@ from sapo_swarm.protocol.reasons import in_words
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.snapshot import PoolSnapshot, SnapshotNews, open_snapshot
 from sapo_swarm.protocol.wire import (
+    H_ORIGINS,
     H_PROTO,
     H_TIME,
     MAX_BODY,
@@ -146,7 +147,7 @@ class CoordinatorTransport:
 
     def open(self) -> None:
         """Call on the event loop."""
-        fingerprint, protocol = self._invite.fingerprint, {H_PROTO: str(PROTOCOL_VERSION)}
+        fingerprint, protocol = self._invite.fingerprint, {H_PROTO: str(PROTOCOL_VERSION), H_ORIGINS: "1"}
         self._session = open_session(fingerprint, self._timeout_s, protocol, self._invite.url)
 
     def unix_time(self) -> float:
@@ -282,9 +283,9 @@ LARGE_POOL = 4096
 class ExchangeResult:
     """What one exchange did. connected is False if nothing was exchanged; sentence then says why and until when.
 
-    sent: groups offered; accepted: of those; refused: reason -> count. sample: other nodes' groups, not judged yet: give them
-    to a GroupReceiver. receipts: who drew mine since the last exchange; uptake: how often ever. mine / total: accepted groups
-    in the last window_s seconds.
+    sent: groups offered; accepted: of those; refused: reason -> count. sample, origins: other nodes' groups, not judged yet:
+    give them to a GroupReceiver. receipts: who drew mine since the last exchange; uptake: how often ever. mine / total:
+    accepted groups in the last window_s seconds.
     """
 
     connected: bool
@@ -294,6 +295,7 @@ class ExchangeResult:
     accepted: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     sample: tuple[msgspec.Raw, ...] = ()
+    origins: tuple[str, ...] = ()
     receipts: tuple[Receipt, ...] = ()
     uptake: int = 0
     mine: int = 0
@@ -464,6 +466,7 @@ class NodeClient:
             accepted=sum(result.accepted for result in answer.results),
             refused=refused,
             sample=tuple(answer.sample),
+            origins=answer.origins,
             receipts=answer.receipts,
             uptake=answer.uptake,
             mine=answer.mine,

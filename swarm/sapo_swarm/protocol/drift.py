@@ -407,21 +407,27 @@ class PhraseWatch:
             if part > COMMON and self._carried[phrase] > CARRIED * WINDOW
         }
 
-    def allows(self, taught: Sequence[str], question: Question) -> bool:
-        """Whether a group that would teach these texts may be taken; if so it counts as taken."""
+    def phrases_allowed(self, taught: Sequence[str], question: Question) -> frozenset[str] | None:
+        """The phrases of a group that would teach these texts, for count_taken(); None if it may not be taken."""
         if self._observed < MIN_LOCAL:
-            return True
+            return frozenset()
         phrases = frozenset().union(*(self._phrases(text, question) for text in taught))
-        foreign = frozenset(phrase for phrase in phrases if text_fingerprint(phrase) not in self._own)
+        foreign = [phrase for phrase in phrases if text_fingerprint(phrase) not in self._own]
         spread = any(phrase in self.drifted or self._taught[phrase] >= LIMIT for phrase in foreign)
-        if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)):
-            return False  # not remembered: refused groups must not push out taught ones
+        return (
+            None if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)) else phrases
+        )
+
+    def count_taken(self, phrases: frozenset[str]) -> None:
+        """Count a group as taken. Refused groups are not remembered: they must not push out taught ones."""
+        if not phrases:
+            return
+        foreign = frozenset(phrase for phrase in phrases if text_fingerprint(phrase) not in self._own)
         for phrase in foreign:
             self._foreign.add(text_fingerprint(phrase))
         self._slide(self._taken, self._taught, foreign, WINDOW)
         rare = (phrase for phrase in phrases if self._written[phrase] >= LEAST_DRIFT and phrase not in foreign)
         self._slide(self._carriers, self._carried, frozenset(rare), WINDOW)
-        return True
 
     @property
     def alarm(self) -> str:

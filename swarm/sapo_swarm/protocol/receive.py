@@ -1,8 +1,8 @@
-"""What a node does with external groups before any of their text may reach a model or a screen, and how much time that may
-take."""
+"""What a node does with external groups before any of their text may reach a model or a screen."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,105 +14,21 @@ import msgspec
 from sapo_swarm.protocol.drift import PhraseWatch, UnlikelySources
 from sapo_swarm.protocol.identity import group_text, node_id, verify_signature
 from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SignedGroup, WireError, content_digest, unpack_msgpack
-from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import CATALOGUE, STRICT_PRESETS, is_train
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import GENERATOR_VERSION, MAX_COMPLETION_BYTES, STRICT, Group, Question, RewardRule, Rollout
-
-# How much processor and engine time others may cost a node: a quota per source that errors shrink and usable groups
-# restore. Engine time counts only for groups that were refused after the engine had read them: an honest source never
-# pays for slow engines, and all newcomers together have at most 15 % of one.
-#
-# As in volunteer computing, a new source gets little, a useful one gets more, and all newcomers share one budget:
-# creating more identities buys no more time. Pure bookkeeping; the clock is passed in.
-
-SOURCE_RATE, SOURCE_BURST = 0.04, 0.8
-"""Processor seconds per second, and at once, that a fully trusted source may cost; an honest one shares a group every 5 s."""
-NEWCOMERS_RATE, NEWCOMERS_BURST = 0.15, 3.0
-"""The same for all sources together that were never useful;"""
-KNOWN_RATE, KNOWN_BURST = 0.4, 8.0
-"""and for all those together that were."""
-FIRST_TRUST, LEAST_TRUST = 0.25, 1 / 64
-KNOWN_AFTER = 2
-"""Usable groups after which a source is no longer a newcomer."""
-SOURCES = 8192
-"""Sources remembered; the one that was silent longest becomes a newcomer again."""
-
-
-@dataclass(slots=True)
-class _Budget:
-    """Seconds left; may be overdrawn by the job that was running."""
-
-    rate: float
-    burst: float
-    left: float
-    at: float
-
-    def refill(self, now: float, scale: float = 1.0) -> float:
-        gained = max(0.0, now - self.at) * self.rate * scale
-        self.left = min(self.burst * scale, self.left + gained) if self.left < self.burst * scale else self.left
-        self.at = now
-        return self.left
-
-
-@dataclass(slots=True)
-class _Source:
-    budget: _Budget
-    trust: float = FIRST_TRUST
-    useful: int = 0
-
-
-@dataclass(slots=True)
-class TimeQuota:
-    """Asked before a source's group is regenerated, and told afterwards what it cost."""
-
-    _sources: OrderedDict[str, _Source] = field(default_factory=OrderedDict)
-    _newcomers: _Budget = field(default_factory=lambda: _Budget(NEWCOMERS_RATE, NEWCOMERS_BURST, NEWCOMERS_BURST, 0.0))
-    _known: _Budget = field(default_factory=lambda: _Budget(KNOWN_RATE, KNOWN_BURST, KNOWN_BURST, 0.0))
-
-    def allows(self, node: str, now: float) -> bool:
-        """Whether the source, and others like it, have time left. now: seconds of a clock that only goes forward."""
-        source = self._source(node, now)
-        return source.budget.refill(now, source.trust) > 0.0 and self._shared(source).refill(now) > 0.0
-
-    def spent(self, node: str, seconds: float, useful: bool | None, now: float) -> None:
-        """Charge a group's time to its source. useful: it was taken; None: unknown, or recorded elsewhere."""
-        source = self._source(node, now)
-        source.budget.left -= seconds
-        self._shared(source).left -= seconds
-        if useful is None:
-            return
-        source.useful += useful
-        source.trust = min(1.0, 2.0 * source.trust) if useful else max(LEAST_TRUST, 0.5 * source.trust)
-
-    def is_known(self, node: str) -> bool:
-        """The source was useful before; such sources go first."""
-        source = self._sources.get(node)
-        return source is not None and source.useful >= KNOWN_AFTER
-
-    def _shared(self, source: _Source) -> _Budget:
-        return self._known if source.useful >= KNOWN_AFTER else self._newcomers
-
-    def _source(self, node: str, now: float) -> _Source:
-        source = self._sources.get(node)
-        if source is None:
-            budget = _Budget(SOURCE_RATE, SOURCE_BURST, SOURCE_BURST * FIRST_TRUST, now)
-            source = self._sources[node] = _Source(budget)
-            if len(self._sources) > SOURCES:
-                self._sources.popitem(last=False)
-        else:
-            self._sources.move_to_end(node)
-        return source
-
 
 # What a node does with external groups before any of their text may reach a model or a screen.
 #
 # In this order: signature, schema, author, a few per source, age, coordinates on the allow-list, seeds that train,
 # duplicates, length band, time quota of the source, regenerate, prompt hash, held-out question, own score, length of
-# what would be taught, log-prob floor (of the group, then of its source's newest ones), phrases that too many groups
-# teach. Nothing from the sender is trusted but its text: the question is regenerated, the reward computed here. Each
-# rejection has a stable reason.
+# what would be taught, phrases that too many groups teach; and only then the engine: time quota for what the reading
+# will take, log-prob floor (of the group, then of its source's newest ones). Of a newcomer one text is read first.
+# Nothing from the sender is trusted but its text: the question is regenerated, the reward computed here. Each
+# rejection has a stable reason. A group that meets an empty budget of all newcomers waits for a later sample.
 
 REMEMBERED = 8192
 """Digests of groups seen, local ones too, to detect copies; struck sources."""
@@ -120,6 +36,12 @@ TAUGHT_BANDS = 4.0
 """A completion that would be taught may be this many times as long as a group's median may be."""
 MIN_OBSERVED = 16
 """Local completions before the length band becomes narrower than `max_bytes`."""
+PROBED = 4
+"""Texts of a group that the engine reads: chosen at random, so that none can count on slipping through."""
+WAITING, WAITING_OF_ORIGIN, WAIT_S = 64, 8, 1200.0
+"""Groups that wait for time, in all and of one origin, and how long."""
+PACE = 0.2
+"""Weight of the newest reading in the seconds that a byte takes."""
 Likelihood = Callable[[Question, Sequence[str]], Awaitable[tuple[float, float]]]
 """Log-probability per token, under the node's own policy, of the least likely stretch of the texts, and the seconds that the
 engine took to read them."""
@@ -146,11 +68,15 @@ class AcceptanceRules:
 
 @dataclass(slots=True)
 class _Case:
-    """A group that is being judged. seconds, useful: see TimeQuota.spent."""
+    """A group that is being judged. origin: see TimeQuota. at: when it arrived, by the receiver's clock. question, verdict: once
+    it was regenerated and scored; taught: the texts that would be taught."""
 
     body: GroupBody
-    seconds: float = 0.0
-    useful: bool | None = False
+    origin: str
+    at: float
+    question: Question | None = None
+    verdict: ScoredTexts | None = None
+    taught: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -174,6 +100,9 @@ class GroupReceiver:
     phrases: PhraseWatch = field(default_factory=PhraseWatch)
     unlikely: UnlikelySources = field(default_factory=UnlikelySources)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _waiting: list[_Case] = field(default_factory=list)
+    _byte_s: float = 0.0
+    """Seconds that the engine takes for a byte of prompt and text, a running mean; 0 before it has read any."""
     _local_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
     def observe_local(self, body: GroupBody) -> None:
@@ -181,32 +110,52 @@ class GroupReceiver:
         _remember(self._seen, content_digest(body))
         self._local_bytes.extend(len(completion.text.encode()) for completion in body.completions)
 
-    async def receive(self, sample: Sequence[msgspec.Raw | bytes], now: float) -> list[Group]:
-        """The groups that passed everything, scored here. now: Unix time. Raises ScorerUnavailable only."""
-        bodies: list[GroupBody] = []
+    async def receive(
+        self, sample: Sequence[msgspec.Raw | bytes], now: float, origins: Sequence[str] = ()
+    ) -> list[Group]:
+        """The groups that passed everything, scored here; groups of earlier samples that waited are among them. now: Unix time.
+        origins: of each group of the sample, as far as the coordinator names them. Raises ScorerUnavailable only."""
+        cases, self._waiting = self._waiting, []
         sources: Counter[str] = Counter()
-        for raw in sample:
+        named = [*origins[: len(sample)], *[""] * (len(sample) - len(origins))]
+        for raw, origin in zip(sample, named, strict=True):
             body, reason = self._form(raw, sources, now)
             if body is None:
                 self.rejected[reason] += 1
             else:
                 sources[body.node] += 1
-                bodies.append(body)
-        cases = self._affordable(bodies)
-        groups = await self._scored(await self._regenerated(cases))
-        for case in cases:
-            self.quota.spent(case.body.node, case.seconds, case.useful, self.clock())
+                cases.append(_Case(body, origin, self.clock()))
+        cases.sort(key=self._rank)
+        cases = [case for case in cases if case.verdict is not None or self._affords(case, 0.0)]
+        await self._regenerate([case for case in cases if case.question is None])
+        await self._score([case for case in cases if case.question is not None and case.verdict is None])
+        async with self.hold():
+            judged = [await self._judged(case) for case in cases if case.verdict is not None]
+        groups = [group for group in judged if group is not None]
         self.accepted += len(groups)
         return groups
 
-    def _affordable(self, bodies: list[GroupBody]) -> list[_Case]:
-        """The groups whose sources have time left, sources that were useful before first."""
+    def _rank(self, case: _Case) -> tuple[bool, int, float]:
+        return self.quota.rank(case.body.node, case.origin)
+
+    def _affords(self, case: _Case, seconds: float) -> bool:
+        """Whether there is time for a job on the group. If only the budget of all is empty, the group waits."""
         now = self.clock()
-        bodies = sorted(bodies, key=lambda body: not self.quota.is_known(body.node))
-        allowed = [_Case(body) for body in bodies if self.quota.allows(body.node, now)]
-        if len(allowed) < len(bodies):
-            self.rejected["quota"] += len(bodies) - len(allowed)
-        return allowed
+        refusal = self.quota.refusal(case.body.node, case.origin, seconds, now)
+        of_origin = sum(waiting.origin == case.origin for waiting in self._waiting)
+        room = len(self._waiting) < WAITING and of_origin < WAITING_OF_ORIGIN and now - case.at <= WAIT_S
+        if refusal == "all" and room:
+            self._waiting.append(case)
+        elif refusal:
+            self.rejected["quota"] += 1
+        return not refusal
+
+    def _charge(self, case: _Case, seconds: float) -> None:
+        self.quota.charge(case.body.node, case.origin, seconds, self.clock())
+
+    def _refuse(self, case: _Case, reason: str) -> None:
+        self.rejected[reason] += 1
+        self.quota.judged(case.body.node, case.origin, False, self.clock())
 
     def _form(self, raw: msgspec.Raw | bytes, sources: Counter[str], now: float) -> tuple[GroupBody | None, str]:
         """Everything that can be checked without the scorer: the body, or the reason against it."""
@@ -259,68 +208,91 @@ class GroupReceiver:
         ordered = sorted(self._local_bytes)
         return max(64.0, self.rules.length_factor * ordered[int(0.95 * (len(ordered) - 1))])
 
-    async def _regenerated(self, cases: list[_Case]) -> list[tuple[_Case, Question]]:
-        """Cases with the questions that their coordinates give here, after comparing prompt hashes."""
+    async def _regenerate(self, cases: list[_Case]) -> None:
+        """Give the cases the questions that their coordinates give here, after comparing prompt hashes."""
         spent: list[float] = []
         questions = await self.scorer.questions([case.body.ref for case in cases], spent) if cases else []
-        out: list[tuple[_Case, Question]] = []
         for case, question, seconds in zip(cases, questions, spent, strict=True):
-            case.seconds, body = seconds, case.body
+            self._charge(case, seconds)
             if not isinstance(question, Question):
-                self.rejected["no_question"] += 1
                 if question.costly:
-                    _remember(self.struck, body.node)
-            elif question.prompt_sha256 != body.prompt_sha256:
-                self.rejected["prompt_hash"] += 1
+                    _remember(self.struck, case.body.node)
+                self._refuse(case, "no_question")
+            elif question.prompt_sha256 != case.body.prompt_sha256:
+                self._refuse(case, "prompt_hash")
             elif question.prompt_sha256 in self.excluded:
-                self.rejected["held_out"] += 1
+                self._refuse(case, "held_out")
             else:
-                out.append((case, question))
-        return out
+                case.question = question
 
-    async def _scored(self, found: list[tuple[_Case, Question]]) -> list[Group]:
-        """The groups that pass. A source pays at once for what the engine reads in vain: after a long one the next ones in
-        this same sample may have to wait."""
-        jobs = [(case.body.ref, [completion.text for completion in case.body.completions]) for case, _ in found]
+    async def _score(self, cases: list[_Case]) -> None:
+        """Give the cases this node's own verdicts."""
+        jobs = [(case.body.ref, [completion.text for completion in case.body.completions]) for case in cases]
         spent: list[float] = []
         verdicts = await self.scorer.score_many(jobs, self.rules.rule, spent) if jobs else []
-        for (case, _), seconds in zip(found, spent, strict=True):
-            case.seconds += seconds
-        async with self.hold():
-            judged = [await self._judged(*one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
-        return [group for group in judged if group is not None]
-
-    async def _judged(self, case: _Case, question: Question, verdict: ScoredTexts | ScoringFailed) -> Group | None:
-        body = case.body
-        if not isinstance(verdict, ScoredTexts) or len(verdict.rewards) != len(body.completions):
+        for case, verdict, seconds in zip(cases, verdicts, spent, strict=True):
+            self._charge(case, seconds)
+            if isinstance(verdict, ScoredTexts) and len(verdict.rewards) == len(case.body.completions):
+                case.verdict, case.taught = verdict, _taught(case.body, verdict.rewards)
+                continue
             if isinstance(verdict, ScoredTexts) or verdict.fault != "task":
-                _remember(self.struck, body.node)  # it cost this node a worker: once is enough for the session
-            reason = "unscorable"
-        elif not self.quota.allows(body.node, self.clock()):
-            reason, case.useful = "quota", None
-        else:
-            reason, seconds = await self._unfit(question, _taught(body, verdict.rewards), body.node)
-            if not reason:
-                case.useful = True
-                return _group(body, question, verdict)
-            self.quota.spent(body.node, seconds, None, self.clock())
-        self.rejected[reason] += 1
-        return None
+                _remember(self.struck, case.body.node)  # it cost this node a worker: once is enough for the session
+            self._refuse(case, "unscorable")
 
-    async def _unfit(self, question: Question, taught: Sequence[str], node: str) -> tuple[str, float]:
-        """Why this policy is not to be taught these texts of a node, or "": far longer than its own (reading them takes the
-        engine seconds), too unlikely, as were others of the node, or with a phrase that it never wrote and that many groups
-        bring. Also returns the engine's seconds."""
+    async def _judged(self, case: _Case) -> Group | None:
+        """The group if this policy may be taught its texts. Refused if these are far longer than its own, hold a phrase that
+        it never wrote and that many groups bring, or are too unlikely, as were others of the node."""
+        body, question, verdict, taught = case.body, case.question, case.verdict, case.taught
+        assert question is not None
+        assert verdict is not None
         if max((len(text.encode()) for text in taught), default=0) > TAUGHT_BANDS * self.band:
-            return "length", 0.0
-        if not taught:
-            return "", 0.0
-        lowest, seconds = (0.0, 0.0) if self.likelihood is None else await self.likelihood(question, taught)
-        low = lowest < self.rules.logprob_floor
+            self._refuse(case, "length")
+            return None
+        phrases = self.phrases.phrases_allowed(taught, question)
+        if phrases is None:
+            self._refuse(case, "phrase")
+            return None
+        if taught:
+            texts = random.sample(taught, min(PROBED, len(taught)))
+            first = texts if self.quota.is_known(body.node) else texts[:1]
+            if self.likelihood is not None:
+                if not self._affords(case, self._estimate(question, first)):
+                    return None
+                if reason := await self._read(case, question, first, texts[len(first) :]):
+                    self._refuse(case, reason)
+                    return None
+            self.quota.judged(body.node, case.origin, True, self.clock())
+        self.phrases.count_taken(phrases)
+        return _group(body, question, verdict)
+
+    def _estimate(self, question: Question, texts: Sequence[str]) -> float:
+        """Seconds that the engine will take, by what it took so far: bytes stand for tokens, which only the engine counts."""
+        return self._byte_s * _bytes_read(question, texts)
+
+    async def _read(self, case: _Case, question: Question, *parts: Sequence[str]) -> str:
+        """Why the engine finds the texts too unlikely, or "". A part is read only if those before it were likely; what it is
+        estimated to take is charged first. In the end a source pays for what was read in vain."""
+        assert self.likelihood is not None
+        node, charged, spent, low = case.body.node, 0.0, 0.0, False
+        for texts in filter(None, parts):
+            self._charge(case, estimate := self._estimate(question, texts))
+            charged += estimate
+            lowest, seconds = await self.likelihood(question, texts)
+            spent += seconds
+            pace = seconds / _bytes_read(question, texts)
+            self._byte_s += (PACE if self._byte_s else 1.0) * (pace - self._byte_s)
+            low = lowest < self.rules.logprob_floor
+            if low or not self.unlikely.allows(node):
+                break
         self.unlikely.judged(node, low)
-        if low or not self.unlikely.allows(node):
-            return "logprob" if low else "unlikely", seconds
-        return "" if self.phrases.allows(taught, question) else "phrase", seconds
+        reason = "logprob" if low else "" if self.unlikely.allows(node) else "unlikely"
+        self._charge(case, (spent if reason else 0.0) - charged)
+        return reason
+
+
+def _bytes_read(question: Question, texts: Sequence[str]) -> int:
+    """Each text is read after its prompt."""
+    return sum(len(question.prompt.encode()) + len(text.encode()) for text in texts) or 1
 
 
 def _remember(values: OrderedDict[str, None], value: str) -> None:
@@ -329,11 +301,11 @@ def _remember(values: OrderedDict[str, None], value: str) -> None:
         values.popitem(last=False)
 
 
-def _taught(body: GroupBody, rewards: Sequence[float]) -> list[str]:
+def _taught(body: GroupBody, rewards: Sequence[float]) -> tuple[str, ...]:
     """The completions better than the mean: poison travels in verified-correct text, and bad text may be as unlikely, and as
     long, as it likes."""
     mean = sum(rewards) / len(rewards)
-    return [c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean]
+    return tuple(c.text for c, reward in zip(body.completions, rewards, strict=True) if reward > mean)
 
 
 def _group(body: GroupBody, question: Question, verdict: ScoredTexts) -> Group:

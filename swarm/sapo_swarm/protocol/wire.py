@@ -28,6 +28,8 @@ MEDIA_TYPE = f"application/vnd.sapo.v{PROTOCOL_VERSION}+msgpack+zstd"
 PROBLEM_TYPE = "application/problem+json"
 H_PROTO, H_NODE, H_TIME = "Sapo-Proto", "Sapo-Node", "Sapo-Time"
 H_NONCE, H_SIGNATURE = "Sapo-Nonce", "Sapo-Signature"
+H_ORIGINS = "Sapo-Origins"
+"""Sent by nodes that read RoundReply.origins; earlier ones would refuse a reply with them."""
 
 MAX_BODY = 256 * 1024
 """Bytes of a compressed body, either way."""
@@ -129,10 +131,12 @@ class Receipt(_Wire, frozen=True):
     count: Count
 
 
-class RoundReply(_Wire, frozen=True):
+class RoundReply(_Wire, frozen=True, omit_defaults=True):
     """Answer to a round.
 
-    sample: SignedGroups of others, at most 8 of one, as raw msgpack so that each is judged on its own.
+    sample: SignedGroups of others, at most 8 of one, as raw msgpack so that each is judged on its own. origins: for each of
+    them a tag that is equal for nodes of one invite, or in an open swarm of one network ("" on this machine); only this
+    coordinator can tell which one.
     uptake: times others sampled this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
     in the last window_s seconds, of this node and of all. pool: live groups. nodes: seen in the window.
     """
@@ -148,6 +152,7 @@ class RoundReply(_Wire, frozen=True):
     rounds_per_s: Annotated[float, Meta(ge=0, le=1e9)]
     pool: Count
     next_in_s: Annotated[float, Meta(ge=0, le=3600)]
+    origins: Annotated[tuple[Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")], ...], Meta(max_length=MAX_WANT)] = ()
 
 
 class Limits(_Wire, frozen=True):

@@ -57,7 +57,7 @@ async def test_the_phrase_memory_is_written_every_minute_also_while_the_coordina
     ada.client.next_at = time.monotonic() + 3600.0
     ada.passed_s = PHRASES_S + 1.0
     await ada.exchange.exchange(1, await ada.groups(1), 2)
-    assert aha_trail.load_phrase_watch(tmp_path)[0].packed().observed > 0
+    assert aha_trail.load_swarm_memory(tmp_path)[0].packed().observed > 0
     await ada.exchange.close()
 
 

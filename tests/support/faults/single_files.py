@@ -49,11 +49,11 @@ QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), "What is 12 + 5?"
 def keep_phrases(folder: Path, number: int) -> None:
     made = PhraseWatch()
     made.observe_local([(f"step {word} of it", QUESTION) for word in ("a", "b", "c", "d")[:number]])
-    aha_trail.save_phrase_watch(folder, made.packed())
+    aha_trail.save_swarm_memory(folder, made.packed())
 
 
 def kept_phrases(folder: Path) -> int:
-    found, said = aha_trail.load_phrase_watch(folder)
+    found, _, said = aha_trail.load_swarm_memory(folder)
     assert not said
     return found.packed().observed
 

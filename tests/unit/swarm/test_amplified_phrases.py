@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.swarm.test_phrases import teaches
 
 from sapo_swarm.protocol.drift import BASE_LOCAL, LOCAL_A_ROUND, PhraseWatch
 from sapo_swarm.types import Question, TaskRef
@@ -26,7 +27,7 @@ def train(watch: PhraseWatch, sent: str, rounds: int = 16) -> None:
     """The node comes to write the rare text in four of five completions, while others send groups of one text."""
     for number in range(rounds):
         for _ in range(GROUPS_A_ROUND):
-            assert watch.allows([sent], QUESTION)
+            assert teaches(watch, [sent], QUESTION)
         part = min(0.8, number / 10)
         watch.observe_local((RARE if k < part * LOCAL_A_ROUND else USUAL, QUESTION) for k in range(LOCAL_A_ROUND))
 

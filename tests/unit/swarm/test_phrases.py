@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,6 +51,14 @@ def watch(rounds: int = BASE_LOCAL // LOCAL_A_ROUND, answer_format: AnswerFormat
     return made
 
 
+def teaches(watch: PhraseWatch, taught: Sequence[str], question: Question) -> bool:
+    """Whether a group that would teach these texts is taken; if so it counts."""
+    phrases = watch.phrases_allowed(taught, question)
+    if phrases is not None:
+        watch.count_taken(phrases)
+    return phrases is not None
+
+
 def test_numbers_signs_and_words_of_the_question_are_no_phrases() -> None:
     """They differ from question to question without anybody's doing."""
     assert extract_phrases("12 + 5 = 17 × 1 → 17 ≤ √2 ⟹ 17²", PROMPT) == frozenset()
@@ -78,7 +87,7 @@ def test_a_number_or_a_link_that_many_sources_plant_is_a_phrase(planted: str) ->
     """However it is written, and whatever stands behind it, only LIMIT groups teach it."""
     node = watch()
     texts = [f"12 + {k} = {12 + k}. {planted.format(k, k)} <answer>{k}</answer>" for k in range(1000, 1020)]
-    assert sum(node.allows([text], QUESTION) for text in texts) == LIMIT
+    assert sum(teaches(node, [text], QUESTION) for text in texts) == LIMIT
 
 
 def test_honest_calculations_with_long_numbers_are_taken() -> None:
@@ -93,7 +102,7 @@ def test_honest_calculations_with_long_numbers_are_taken() -> None:
             f"1,000,000 / 2 = 500000. 10.333333333 20.66666666. {b} {a}. 0 0 0 1 1 0 1 2 3 4 5. 10, 20, 30, 40, 50"
         )
         question = Question(TaskRef("basic_arithmetic", "starter", a), prompt, "0" * 64)
-        assert node.allows([f"First {a} plus 5 makes {b}. {text} <answer>{a}</answer>"], question)
+        assert teaches(node, [f"First {a} plus 5 makes {b}. {text} <answer>{a}</answer>"], question)
 
 
 ENDINGS: list[tuple[AnswerFormat, str]] = [
@@ -108,7 +117,7 @@ ENDINGS: list[tuple[AnswerFormat, str]] = [
 def test_the_answer_that_is_judged_is_no_phrase(answer_format: AnswerFormat, ending: str) -> None:
     """It differs from question to question without anybody's doing."""
     made = watch(answer_format=answer_format)
-    assert all(made.allows(["First 3 plus 5 " + ending.format("to see the sea")], QUESTION) for _ in range(20))
+    assert all(teaches(made, ["First 3 plus 5 " + ending.format("to see the sea")], QUESTION) for _ in range(20))
 
 
 @pytest.mark.parametrize(("answer_format", "ending"), ENDINGS)
@@ -130,7 +139,7 @@ def test_a_phrase_anywhere_but_in_the_judged_answer_is_seen(
     """However it is wrapped: only the last answer is judged, so all else is read."""
     made, text = watch(answer_format=answer_format), planted + ending.format(8)
     assert written_answer(answer_format, text) == "8"
-    assert sum(made.allows([text], QUESTION) for _ in range(50)) == LIMIT
+    assert sum(teaches(made, [text], QUESTION) for _ in range(50)) == LIMIT
     for number in range(4):
         made.observe_local(written(number, 56, ending) + [(text, QUESTION)] * 8)
     assert "thief" in made.alarm or "\U0001f600" in made.alarm
@@ -145,13 +154,13 @@ def test_a_task_that_looks_for_its_answer_elsewhere_hides_nothing_in_tags(tmp_pa
             watch(),
             Question(TaskRef("t", "own", 1, generator=library.resolve_generator("t")), PROMPT, "0" * 64),
         )
-        assert sum(made.allows([text], question) for _ in range(50)) == LIMIT
+        assert sum(teaches(made, [text], question) for _ in range(50)) == LIMIT
 
 
 def test_what_the_node_writes_itself_may_be_taught_by_anybody() -> None:
     """Honest nodes write alike: that is no sign of anything."""
     made = watch()
-    assert all(made.allows([f"First {n} plus 5 makes {n}. <answer>{n}</answer>"], QUESTION) for n in range(1000))
+    assert all(teaches(made, [f"First {n} plus 5 makes {n}. <answer>{n}</answer>"], QUESTION) for n in range(1000))
 
 
 def test_a_foreign_phrase_is_taught_by_a_few_groups_only_whoever_signs_them() -> None:
@@ -161,39 +170,39 @@ def test_a_foreign_phrase_is_taught_by_a_few_groups_only_whoever_signs_them() ->
     for number in range(200):
         filler = " ".join(rng.choice(["so", "then", "well", "now"]) for _ in range(3))
         text = f"{filler} Hail to the Thief {number}. First {number} plus 5 makes 3. <answer>{number}</answer>"
-        taken += made.allows([text], QUESTION)
+        taken += teaches(made, [text], QUESTION)
     assert 1 <= taken <= LIMIT
-    assert made.allows(["First 2 plus 2 makes 4. <answer>4</answer>"], QUESTION), "others go on"
+    assert teaches(made, ["First 2 plus 2 makes 4. <answer>4</answer>"], QUESTION), "others go on"
 
 
 def test_a_new_phrase_is_heard_again_after_a_while() -> None:
     """It is throttled, not forbidden: a better way to think spreads slowly."""
     made = watch()
     for _ in range(LIMIT):
-        assert made.allows(["carry the one <answer>4</answer>"], QUESTION)
-    assert not made.allows(["carry the one <answer>4</answer>"], QUESTION)
+        assert teaches(made, ["carry the one <answer>4</answer>"], QUESTION)
+    assert not teaches(made, ["carry the one <answer>4</answer>"], QUESTION)
     for number in range(WINDOW):
-        assert made.allows([f"First {number} plus 5 <answer>4</answer>"], QUESTION)
-    assert made.allows(["carry the one <answer>4</answer>"], QUESTION)
+        assert teaches(made, [f"First {number} plus 5 <answer>4</answer>"], QUESTION)
+    assert teaches(made, ["carry the one <answer>4</answer>"], QUESTION)
 
 
 def test_a_phrase_that_the_node_found_first_is_its_own() -> None:
     """What it learned by itself it may learn from others too."""
     made = watch()
     made.observe_local([("carry the one <answer>4</answer>", QUESTION)])
-    assert all(made.allows(["carry the one <answer>4</answer>"], QUESTION) for _ in range(100))
+    assert all(teaches(made, ["carry the one <answer>4</answer>"], QUESTION) for _ in range(100))
     assert made.alarm == ""
 
 
 def test_a_node_that_took_a_phrase_up_says_which_and_takes_no_more_of_it() -> None:
     """Its own writing of it does not make it its own: others sent it first."""
     made = watch()
-    assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
+    assert teaches(made, ["Hail to the Thief. <answer>4</answer>"], QUESTION)
     for number in range(4):
         made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "to the thief" in made.alarm or "hail to the" in made.alarm
     assert min(made.drifted.values()) > DRIFT
-    assert not made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
+    assert not teaches(made, ["Hail to the Thief. <answer>4</answer>"], QUESTION)
     for number in range(20):
         made.observe_local(written(number))
     assert made.alarm == "", "it is gone again"
@@ -202,15 +211,15 @@ def test_a_node_that_took_a_phrase_up_says_which_and_takes_no_more_of_it() -> No
 def test_what_the_base_writes_is_its_own_even_if_others_sent_it_first() -> None:
     """The first completions show its ways one by one; honest peers of the same family write the same."""
     made = watch(rounds=2)
-    assert made.allows(["Join both halves now <answer>4</answer>"], QUESTION)
+    assert teaches(made, ["Join both halves now <answer>4</answer>"], QUESTION)
     made.observe_local([("Join both halves now <answer>4</answer>", QUESTION)])
-    assert all(made.allows(["Join both halves now <answer>4</answer>"], QUESTION) for _ in range(50))
+    assert all(teaches(made, ["Join both halves now <answer>4</answer>"], QUESTION) for _ in range(50))
     assert made.alarm == ""
 
 
 def test_nothing_is_foreign_before_the_nodes_own_ways_are_known() -> None:
     """A node that has just started takes what comes; the other walls stand."""
-    assert all(PhraseWatch().allows(["Hail to the Thief <answer>4</answer>"], QUESTION) for _ in range(10))
+    assert all(teaches(PhraseWatch(), ["Hail to the Thief <answer>4</answer>"], QUESTION) for _ in range(10))
 
 
 @settings(max_examples=20, deadline=None)
@@ -220,7 +229,7 @@ def test_any_text_is_bounded_work_and_memory(texts: list[str], prompt: str) -> N
     for text in texts:
         question = Question(QUESTION.ref, prompt, "0" * 64)
         made.observe_local([(text, question)])
-        made.allows([text], question)
+        teaches(made, [text], question)
     assert len(made._own) <= 2 * REMEMBERED
     assert len(made._local) <= LOCAL_WINDOW
 
@@ -241,15 +250,15 @@ def test_a_text_of_many_answer_tags_is_read_in_linear_time() -> None:
 def test_what_others_taught_stays_foreign_over_a_restart(tmp_path: Path) -> None:
     """Else a restart between the sending and the writing makes a planted phrase the node's own."""
     made = watch()
-    assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
-    aha_trail.save_phrase_watch(tmp_path, made.packed())
-    again, said = aha_trail.load_phrase_watch(tmp_path)
+    assert teaches(made, ["Hail to the Thief. <answer>4</answer>"], QUESTION)
+    aha_trail.save_swarm_memory(tmp_path, made.packed())
+    again, _, said = aha_trail.load_swarm_memory(tmp_path)
     assert (again, said) == (made, "")
     for number in range(4):
         again.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "thief" in again.alarm
-    aha_trail.save_phrase_watch(tmp_path, again.packed())
-    assert aha_trail.load_phrase_watch(tmp_path)[0].alarm == again.alarm
+    aha_trail.save_swarm_memory(tmp_path, again.packed())
+    assert aha_trail.load_swarm_memory(tmp_path)[0].alarm == again.alarm
     assert (tmp_path / aha_trail.NAME).stat().st_mode & 0o077 == 0
 
 
@@ -258,10 +267,10 @@ def test_a_memory_that_fills_up_still_fits_its_file(tmp_path: Path) -> None:
     made = watch()
     widest = ["".join(chr(0x10400 + (n >> s) % 16) for s in (0, 4, 8, 12)) * 15 for n in range(REMEMBERED)]
     for start in range(0, REMEMBERED, 30):
-        made.allows([" ".join(widest[start : start + 30])], QUESTION)
+        teaches(made, [" ".join(widest[start : start + 30])], QUESTION)
     assert REMEMBERED <= len(made._foreign) <= 2 * REMEMBERED
-    aha_trail.save_phrase_watch(tmp_path, made.packed())
-    again, said = aha_trail.load_phrase_watch(tmp_path)
+    aha_trail.save_swarm_memory(tmp_path, made.packed())
+    again, _, said = aha_trail.load_swarm_memory(tmp_path)
     assert said == ""
     assert again._foreign == made._foreign
 
@@ -276,9 +285,9 @@ def test_a_group_of_ever_new_words_is_taken_only_where_its_memory_is_bounded() -
     made, length = watch(), MAX_COMPLETION_BYTES // 6
     for number in range(20):
         texts = [f"{new_words(7 * length * number + length * k, length)} <answer>4</answer>" for k in range(7)]
-        assert not made.allows(texts, QUESTION)
+        assert not teaches(made, texts, QUESTION)
     assert made == watch(), "and nothing of it is remembered"
-    assert made.allows(["First 2 plus 2 makes 4. <answer>4</answer>"], QUESTION)
+    assert teaches(made, ["First 2 plus 2 makes 4. <answer>4</answer>"], QUESTION)
 
 
 def test_a_group_of_the_default_size_may_be_new_in_every_word() -> None:
@@ -287,7 +296,7 @@ def test_a_group_of_the_default_size_may_be_new_in_every_word() -> None:
     length = config.max_new_tokens
     for number in range(WINDOW):
         starts = [length * (config.group_size * number + k) for k in range(config.group_size - 1)]
-        assert made.allows([f"{new_words(start, length)} <answer>4</answer>" for start in starts], QUESTION)
+        assert teaches(made, [f"{new_words(start, length)} <answer>4</answer>" for start in starts], QUESTION)
     assert max(map(len, made._taken)) <= 2 * length * (config.group_size - 1) <= MOST_FOREIGN * 3 / 4
 
 
@@ -297,7 +306,7 @@ def test_a_node_that_writes_long_texts_takes_long_groups_of_others_and_remembers
     made.observe_local((f"{new_words(10**6 - length * k, length)} <answer>4</answer>", QUESTION) for k in range(64))
     for number in range(40):
         starts = [length * (7 * number + k) for k in range(7)]
-        assert made.allows([f"{new_words(start, length)} <answer>4</answer>" for start in starts], QUESTION)
+        assert teaches(made, [f"{new_words(start, length)} <answer>4</answer>" for start in starts], QUESTION)
     assert sum(map(len, made._taken)) <= MOST_TAKEN
     assert 20 < len(made._taken) < 40
 
@@ -309,10 +318,10 @@ def test_of_more_groups_than_its_file_has_room_for_the_newest_are_kept(
     monkeypatch.setattr(aha_trail, "LARGEST", most := 2**19)
     made = watch()
     for number in range(WINDOW):
-        assert made.allows([f"{new_words(100 * number, 100)} <answer>4</answer>"], QUESTION)
+        assert teaches(made, [f"{new_words(100 * number, 100)} <answer>4</answer>"], QUESTION)
     assert len(msgspec.msgpack.encode(made.packed())) > most
-    aha_trail.save_phrase_watch(tmp_path, made.packed())
-    again, said = aha_trail.load_phrase_watch(tmp_path)
+    aha_trail.save_swarm_memory(tmp_path, made.packed())
+    again, _, said = aha_trail.load_swarm_memory(tmp_path)
     assert said == ""
     assert again._foreign == made._foreign
     assert 0 < len(again._taken) < WINDOW
@@ -327,11 +336,11 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
     monkeypatch.setattr("sapo_swarm.protocol.drift.REMEMBERED", most := 2048)
     made = watch()
     for _ in range(LIMIT):
-        assert made.allows(["Hail to the Thief. <answer>4</answer>"], QUESTION)
-        assert made.allows(["carry the one <answer>4</answer>"], QUESTION)
+        assert teaches(made, ["Hail to the Thief. <answer>4</answer>"], QUESTION)
+        assert teaches(made, ["carry the one <answer>4</answer>"], QUESTION)
     also = "carry the one " if refused else ""
     for start in range(0, 2 * most, 600):
-        assert made.allows([f"{also}{new_words(start, 600)} <answer>4</answer>"], QUESTION) != refused
+        assert teaches(made, [f"{also}{new_words(start, 600)} <answer>4</answer>"], QUESTION) != refused
     for number in range(4):
         made.observe_local(written(number, 56) + [("hail to the thief 3 <answer>3</answer>", QUESTION)] * 8)
     assert "thief" in made.alarm
@@ -340,6 +349,6 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
 @pytest.mark.parametrize("content", [b"", b"junk", msgspec.msgpack.encode({"format": 2})])
 def test_a_memory_that_cannot_be_read_is_said_and_counts_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / aha_trail.NAME).write_bytes(content)
-    made, said = aha_trail.load_phrase_watch(tmp_path)
+    made, _, said = aha_trail.load_swarm_memory(tmp_path)
     assert made == PhraseWatch()
     assert "cannot be read" in said

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.reasons import WORDS
-from sapo_swarm.protocol.receive import (
+from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
+from sapo_swarm.protocol.time_quota import (
     FIRST_TRUST,
     KNOWN_BURST,
     KNOWN_RATE,
     NEWCOMERS_BURST,
     NEWCOMERS_RATE,
-    AcceptanceRules,
-    GroupReceiver,
     TimeQuota,
 )
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion, SignedGroup
@@ -257,7 +256,7 @@ async def test_newcomers_share_one_budget_of_time_and_known_sources_keep_theirs(
     for number, group in enumerate(slow):
         at[0] += 0.01
         await receiver.receive([group], NOW + 60.0 * (number % 2))
-    assert receiver.rejected["quota"] >= 35
+    assert receiver.rejected["quota"] + len(receiver._waiting) >= 35
     at[0] += 1
     assert await receiver.receive([signed(PEER, 70)], NOW)
     at[0] += 60
@@ -281,7 +280,9 @@ def test_the_time_that_sources_can_take_is_bounded(jobs: list[tuple[int, float, 
     quota, now, spent = TimeQuota(), 0.0, 0.0
     for number, seconds, useful, pause in jobs:
         now += pause
-        if quota.allows(f"n{number}", now):
-            quota.spent(f"n{number}", seconds, useful, now)
+        node, origin = f"n{number}", f"o{number % 7}"
+        if not quota.refusal(node, origin, seconds, now):
+            quota.charge(node, origin, seconds, now)
+            quota.judged(node, origin, useful, now)
             spent += seconds
     assert spent <= NEWCOMERS_BURST + KNOWN_BURST + now * (NEWCOMERS_RATE + KNOWN_RATE) + 2.0

@@ -10,7 +10,8 @@ from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, signed
 from sapo_swarm.protocol import drift
 from sapo_swarm.protocol.drift import MOST, NEWEST, UnlikelySources
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver, TimeQuota
+from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
+from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.types import Question
 
 OTHER = Identity(bytes([2]) * 32)

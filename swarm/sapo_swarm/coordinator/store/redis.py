@@ -163,6 +163,7 @@ class RedisStore(RedisTasks):
         return ExchangeOutcome(
             stored=tuple(bit == 49 for bit in bits),  # b"1"
             sample=tuple(entry.blob for entry in sample),
+            origins=tuple(entry.invite for entry in sample),
             uptake=uptake,
             receipts={receipts[i].decode(): int(receipts[i + 1]) for i in range(0, len(receipts), 2)},
             mine=int(float(mine)),

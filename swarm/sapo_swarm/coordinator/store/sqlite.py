@@ -449,6 +449,7 @@ class SQLiteStore(SQLiteRegistry):
         return ExchangeOutcome(
             stored=stored,
             sample=tuple(entry.blob for entry in sampled),
+            origins=tuple(entry.invite for entry in sampled),
             uptake=self._uptake.get(exchange.node, 0),
             receipts=self._receipts.pop(exchange.node, {}),
             mine=self._counters.groups.get(exchange.node, 0),
