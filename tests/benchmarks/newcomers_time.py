@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packaging"))
 
 from tests.unit.swarm.test_receive import ME, NOW, SWARM, AddOne, signed
 
@@ -118,7 +119,6 @@ class OpenSwarm:
 
 async def measure(name: str) -> None:
     """Seconds of readings on a real model, through the product's own reader: wall clock and processor."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packaging"))
     from real_models import fetch
 
     from sapo_backends.base import LoadRequest

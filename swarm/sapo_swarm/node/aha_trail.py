@@ -29,7 +29,7 @@ LARGEST = 96 * 2**20
 
 
 class _SwarmMemory(KeptPhrases, frozen=True, kw_only=True):
-    sources: KeptSources = {}
+    sources: KeptSources = msgspec.field(default_factory=dict)
 
 
 def save_swarm_memory(folder: Path, watch: KeptPhrases, sources: Mapping[str, KeptSource] = {}) -> None:

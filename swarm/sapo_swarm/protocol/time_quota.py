@@ -34,7 +34,7 @@ KNOWN_AFTER = 2
 """Usable groups after which a source is no longer a newcomer."""
 SOURCES = 8192
 """Sources remembered, and origins; the one that was silent longest becomes a newcomer again."""
-MOST_OWED = 86_400.0
+MOST_OWED = 86_400
 """A remembered debt in seconds is no larger than this."""
 
 QuotaRefusal = Literal["", "source", "all"]

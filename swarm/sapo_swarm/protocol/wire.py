@@ -135,8 +135,8 @@ class RoundReply(_Wire, frozen=True, omit_defaults=True):
     """Answer to a round.
 
     sample: SignedGroups of others, at most 8 of one, as raw msgpack so that each is judged on its own. origins: for each of
-    them a tag that is equal for nodes of one invite, or in an open swarm of one network ("" on this machine); only this
-    coordinator can tell which one.
+    them, if the request has a header Sapo-Origins, a tag that is equal for nodes of one invite, or in an open swarm of one
+    network ("" on this machine); only this coordinator can tell which one.
     uptake: times others sampled this node's groups, ever (a lost reply loses no count). mine / total: accepted groups
     in the last window_s seconds, of this node and of all. pool: live groups. nodes: seen in the window.
     """
