@@ -135,12 +135,15 @@ async def test_the_phrase_memory_of_a_model_outlives_its_session(
     phrases.count_taken(
         phrases.phrases_allowed(["hail to the thief"], (await ada.groups(2))[0].question) or frozenset()
     )
+    ada.exchange.receiver.quota.judged(Identity.generate().node, "", False, 0.0)
     await ada.exchange.close()
     known = ada.exchange.receiver.phrases
     again = Node(hosted, scorer, engine)
     again.exchange.memory = tmp_path
     again.exchange.attach(engine, scorer)
     assert again.exchange.receiver.phrases == known
+    (source,) = again.exchange.receiver.quota.packed().values()
+    assert (source.taken, source.refused) == (0, 1), "trust in sources does too"
     assert known.packed().observed > 0
 
 
