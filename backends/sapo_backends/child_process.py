@@ -3,7 +3,7 @@
 A library that crashes, takes all memory or prints to the terminal must not do so here. `ChildProcess` blocks: the export,
 the probe, the reader of foreign files and llama.cpp's first decode use it. `open_child` is for an event loop: the
 dashboard's verbs, its chat and its measurements. `AnswerStream` is the child's side. The scorer's worker stays apart
-(sapo_swarm.scoring.process): it lives as long as the node and is never trusted.
+(sapo_swarm.scoring.scorer): it lives as long as the node and is never trusted.
 """
 
 from __future__ import annotations

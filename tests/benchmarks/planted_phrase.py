@@ -40,7 +40,7 @@ from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
-from sapo_swarm.scoring import process
+from sapo_swarm.scoring import scorer
 from sapo_swarm.scoring.prompts import build_messages
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import train_seed
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--model", default="starter-1m")
     args = parser.parse_args()
     if args.open:
-        process.worker_command = lambda: [sys.executable, "-P", "-c", OPEN_WORKER]
+        scorer.worker_command = lambda: [sys.executable, "-P", "-c", OPEN_WORKER]
     print(json.dumps(asyncio.run(play(args.where, not args.open, args.rounds, args.model, args.texts)), indent=1))
 
 

@@ -88,7 +88,7 @@ def _to_four_bits(weight: Any) -> None:
     """Round to what 4 bits can say: every engine then has the same weights, in whatever precision it stores them."""
     import torch
 
-    from sapo_backends.torch_backend.projections import BLOCK, LEVELS
+    from sapo_backends.torch_backend.ops import BLOCK, LEVELS
 
     if weight.numel() % BLOCK:
         return

@@ -13,13 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
 from sapo_backends.base import LoadRequest, Sampling  # noqa: E402
-from sapo_backends.torch_backend import (  # noqa: E402
-    TorchBackend,
-    decode_session,
-    kv_cache,
-    runtime,
-)
-from sapo_backends.torch_backend.kv_cache import GraphCapture, StepInputs  # noqa: E402
+from sapo_backends.torch_backend import TorchBackend, decode_session, runtime  # noqa: E402
+from sapo_backends.torch_backend.decode_session import GraphCapture, StepInputs  # noqa: E402
 
 PROMPTS = [[5, 9, 200, 31], [7, 7, 12], [40, 3, 8, 250, 17, 60]]
 
@@ -46,16 +41,16 @@ class Here(GraphCapture):
 
 def capture_here(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
     here = Here()
-    monkeypatch.setattr(kv_cache, "CapturedStep", kind)
+    monkeypatch.setattr(decode_session, "CapturedStep", kind)
     monkeypatch.setattr(decode_session, "CAPTURE", here)
-    monkeypatch.setattr(kv_cache, "CAPTURE", here)
+    monkeypatch.setattr(decode_session, "CAPTURE", here)
     return here
 
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no kernels compiled for the processor."""
-    monkeypatch.setattr("sapo_backends.torch_backend.paths.load_kernels", lambda: None)
+    monkeypatch.setattr("sapo_backends.torch_backend.native.load_kernels", lambda: None)
 
 
 @pytest.mark.parametrize(("family", "method"), [("qwen2", "full"), ("qwen2", "lora"), ("gemma2", "full")])
@@ -147,7 +142,7 @@ def test_after_a_capture_that_fails_the_stream_of_before_is_the_current_one(monk
         monkeypatch.setattr(torch.cuda, name, what)
     nothing = torch.zeros(1)
     with pytest.raises(RuntimeError, match="previous error"):
-        kv_cache.CapturedStep(StepInputs(nothing, nothing, nothing, nothing), lambda _: nothing)
+        decode_session.CapturedStep(StepInputs(nothing, nothing, nothing, nothing), lambda _: nothing)
     assert here == [before]
 
 
@@ -158,5 +153,5 @@ def test_replays_are_compared_with_plain_steps_only_the_first_time_a_device_is_u
     here = capture_here(monkeypatch, Replayed)
     for _ in range(3):
         engine.generate(PROMPTS, 2, Sampling(max_new_tokens=12), seed=3)
-    assert here.checked == {torch.device("cpu"): kv_cache.CHECKED_STEPS}
+    assert here.checked == {torch.device("cpu"): decode_session.CHECKED_STEPS}
     assert not here.failed

@@ -70,7 +70,7 @@ def test_forward_and_backward_equal_those_of_the_same_weights_in_float32(tmp_pat
 def test_the_rounding_is_that_of_bitsandbytes_and_a_tenth_of_a_weight() -> None:
     from bitsandbytes import functional
 
-    from sapo_backends.torch_backend.projections import FourBit, quantise_nf4
+    from sapo_backends.torch_backend.ops import FourBit, quantise_nf4
 
     weight = torch.randn(96, 192, generator=torch.Generator().manual_seed(0)) * 0.02
     codes, state = functional.quantize_4bit(weight, quant_type="nf4", blocksize=64)
@@ -115,14 +115,14 @@ def test_what_cannot_be_is_refused_in_a_sentence(
 def test_without_bitsandbytes_the_command_that_adds_it_is_told(
     monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
 ) -> None:
-    from sapo_backends.torch_backend import projections
+    from sapo_backends.torch_backend import ops
 
-    projections.require_bitsandbytes.cache_clear()
+    ops.require_bitsandbytes.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(BackendUnavailable, match="bitsandbytes") as refused:
         opened(model_folder("qwen2"), "4bit")
     assert "pip install" in (refused.value.fix_command or "")
-    projections.require_bitsandbytes.cache_clear()
+    ops.require_bitsandbytes.cache_clear()
 
 
 @needed
@@ -130,16 +130,16 @@ def test_four_bits_whose_operation_fails_on_the_device_are_refused_before_the_we
     monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
 ) -> None:
     """As bitsandbytes does where it has no library for this CUDA: on the processor all is well."""
-    from sapo_backends.torch_backend import loading, projections
+    from sapo_backends.torch_backend import loading, ops
 
-    computed = projections.dequantise_nf4
+    computed = ops.dequantise_nf4
 
     def on_processors(codes: Any, scales: Any, like: Any) -> Any:
         if like.device.type != "cpu":
             raise RuntimeError("\nCUDA version mismatch\nand much more")
         return computed(codes, scales, like)
 
-    monkeypatch.setattr(projections, "dequantise_nf4", on_processors)
+    monkeypatch.setattr(ops, "dequantise_nf4", on_processors)
     monkeypatch.setattr(loading, "pick_device", lambda _: torch.device("meta"))
     monkeypatch.setattr(loading, "_load_decoder", lambda *_: pytest.fail("the weights are read"))
     with pytest.raises(

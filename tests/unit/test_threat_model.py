@@ -16,7 +16,7 @@ from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.node import evaluation, swarm_exchange
 from sapo_swarm.protocol import client, directory, drift, receive, wire
 from sapo_swarm.resolve_run import TRIAL_EXTERNAL_GROUPS
-from sapo_swarm.scoring import process, prompts, rubric, worker
+from sapo_swarm.scoring import prompts, rubric, scorer, worker
 from sapo_swarm.tasks.own import folder, spec
 from sapo_swarm.types import MAX_COMPLETION_BYTES
 
@@ -38,8 +38,8 @@ FACTS = [
     f"bodies of {endpoint.LARGEST_BODY // 2**20} MB and {WORDS[round(endpoint.BODY_S)]} seconds; {endpoint.WAITING} requests",
     f"{servers.MOST} connections, those without the token give way first",
     f"{servers.MOST} connections, those without the key give way first",
-    f"until its parent ends it, {WORDS[round(process.JOB_S + process.MARGIN_S)]} seconds after a job began (or within "
-    f"{'twenty' if process.REST_S == 10 else 2 * process.REST_S} when",
+    f"until its parent ends it, {WORDS[round(scorer.JOB_S + scorer.MARGIN_S)]} seconds after a job began (or within "
+    f"{'twenty' if scorer.REST_S == 10 else 2 * scorer.REST_S} when",
     f"{WORDS[client.INTERIM_ANSWERS]} interim answers at most",
     f"at most {WORDS[prompts.TAIL]} spaces or closing marks",
     f"of the newest {drift.WINDOW} groups (fewer where these hold over {drift.MOST_TAKEN:,} phrases) "

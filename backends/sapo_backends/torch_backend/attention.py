@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.common.round_memory import FULL_SCORES
-from sapo_backends.torch_backend.fused_ops import apply_rope, apply_softcap
+from sapo_backends.torch_backend.ops import apply_rope, apply_softcap
 from sapo_backends.torch_backend.packing import SequenceSlab
 from sapo_backends.torch_backend.runtime import on_cpu
 
@@ -33,7 +33,7 @@ def full_attention(
     """softmax(q k^T) v in the shape of q, and the softmax (kv_heads, rows * g * width, p + width).
 
     beyond (width, p): -inf on the prompt tokens that are outside the window, if there are any. cap: see
-    fused_ops.apply_softcap.
+    ops.apply_softcap.
     """
     kv_heads, rows, group, width, size = q.shape
     q_own, k_own, v_own = q.view(-1, group * width, size), own[0].flatten(0, 1), own[1].flatten(0, 1)
@@ -199,7 +199,7 @@ class ScriptSlab(NamedTuple):
 
     @classmethod
     def of(cls, slab: SequenceSlab, heads: int, cos: Tensor, sin: Tensor, window: int) -> "ScriptSlab":
-        """cos, sin (N, 1, d): as fused_ops.RopeTable gives them. window: number of tokens that are seen, 0 for all."""
+        """cos, sin (N, 1, d): as ops.RopeTable gives them. window: number of tokens that are seen, 0 for all."""
         in_full = materialises_scores(cos.device, slab.rows * heads * slab.width * slab.seen)
         kind = torch.promote_types(cos.dtype, torch.float32) if in_full else cos.dtype
         bias = slab.causal(kind, window) if in_full else slab.bias(kind, window)

@@ -18,11 +18,9 @@ from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.torch_backend.attention import GroupAttention
 from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights, NativeDecodeWeights, NativeSession
 from sapo_backends.torch_backend.decoder import DecoderWeights, LoraWeights, TensorLayout, hidden_states
-from sapo_backends.torch_backend.fused_ops import RopeTable, SequenceAttention
-from sapo_backends.torch_backend.logprobs import TokenLogprobs, chosen_logprobs
+from sapo_backends.torch_backend.native import choose_paths
+from sapo_backends.torch_backend.ops import FourBit, RopeTable, SequenceAttention, TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.packing import PackedBatch, pad_to_bucket, slab_per_prompt
-from sapo_backends.torch_backend.paths import choose_paths
-from sapo_backends.torch_backend.projections import FourBit
 
 
 class DecodeSession(Protocol):

@@ -6,8 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.torch_backend.fused_ops import apply_rope, apply_softcap, rms_norm_forward, silu_and_mul
-from sapo_backends.torch_backend.projections import dequantise_nf4
+from sapo_backends.torch_backend.ops import (
+    apply_rope,
+    apply_softcap,
+    dequantise_nf4,
+    rms_norm_forward,
+    silu_and_mul,
+)
 
 # The inputs of one decode step as TorchScript types: weights, caches, shapes and constants.
 
@@ -94,7 +99,7 @@ class AttentionMask(NamedTuple):
 
 
 class OuterWeights(NamedTuple):
-    """The weights outside the layers: embedding (V, hidden), last norm, unembedding, and fused_ops.RopeTable's tables."""
+    """The weights outside the layers: embedding (V, hidden), last norm, unembedding, and ops.RopeTable's tables."""
 
     embed: Tensor
     norm: Tensor
@@ -251,7 +256,7 @@ def decode_step(
     """Embedded new tokens (M, hidden) -> hidden states before the last norm; writes their keys into the caches.
 
     ends, biases: for each length bucket, the number of its last entry plus one, and what hides its padding. angles:
-    cos, sin (E * W, 1, d) of each rope as fused_ops.RopeTable gives them; positions (E * W,). Rows from E * W to M are
+    cos, sin (E * W, 1, d) of each rope as ops.RopeTable gives them; positions (E * W,). Rows from E * W to M are
     only padding; they see nothing.
 
     slot (1,), hidden (slots,): for capturing, the same step without a Python number that changes: the keys are written

@@ -16,10 +16,21 @@ from torch import Tensor
 
 from sapo_backends.checkpoints.spec import DecoderSpec, fused_projections
 from sapo_backends.common import hardware
-from sapo_backends.torch_backend.fused_ops import RopeTable, geglu, rms_norm, swiglu, wide_rms_norm
 from sapo_backends.torch_backend.native import NativeKernels
+from sapo_backends.torch_backend.ops import (
+    BLOCK,
+    FourBit,
+    RopeTable,
+    Weight,
+    adapted_linear,
+    adapted_mlp,
+    dense_weight,
+    geglu,
+    rms_norm,
+    swiglu,
+    wide_rms_norm,
+)
 from sapo_backends.torch_backend.packing import FlatTokens
-from sapo_backends.torch_backend.projections import BLOCK, FourBit, Weight, adapted_linear, adapted_mlp, dense_weight
 
 # All parameters in one flat tensor, so that casts, gradients, clipping and Adam each touch memory once.
 #
@@ -242,7 +253,7 @@ class LoraWeights:
 class AttentionFunction(Protocol):
     """Queries, keys and values of one layer, rows (N, heads + 2 kv_heads, d), not rotated -> (N, heads * d).
 
-    cos, sin: as fused_ops.RopeTable gives them. The rows may be overwritten if they need no gradient.
+    cos, sin: as ops.RopeTable gives them. The rows may be overwritten if they need no gradient.
     """
 
     def __call__(self, layer: int, heads: int, rows: Tensor, cos: Tensor, sin: Tensor, /) -> Tensor:

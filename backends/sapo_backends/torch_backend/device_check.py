@@ -21,7 +21,7 @@ from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.common import hardware
 from sapo_backends.errors import BackendUnavailable
-from sapo_backends.torch_backend import paths
+from sapo_backends.torch_backend import native
 from sapo_backends.torch_backend.causal_lm import DecoderModel
 from sapo_backends.torch_backend.decoder import decoder_layout
 from sapo_backends.torch_backend.generation import GenerationMonitor, GenerationRequest, generate_completions
@@ -165,4 +165,4 @@ def on_processor() -> dict[str, str]:
     Raises BackendUnavailable."""
     for compute in LOGPROB_ERROR:
         ensure_device_checked(torch.device("cpu"), compute)
-    return paths.check_fast_paths()
+    return native.check_fast_paths()

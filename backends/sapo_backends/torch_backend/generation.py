@@ -21,7 +21,7 @@ from sapo_backends.common.round_memory import KV_BUDGET, kv_budget_of
 from sapo_backends.common.sampling import GeneratedRows, row_uniforms, rows_at_once
 from sapo_backends.errors import Cancelled, CancelToken
 from sapo_backends.torch_backend.causal_lm import CausalModel
-from sapo_backends.torch_backend.paths import SMALL_VOCABULARY, sampler_kernels
+from sapo_backends.torch_backend.native import SMALL_VOCABULARY, sampler_kernels
 from sapo_backends.torch_backend.runtime import ShardWorkers, split_range
 
 BLOCK = 256

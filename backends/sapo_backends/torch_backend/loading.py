@@ -18,12 +18,11 @@ from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.round_memory import language_part, pick_method, usual_widths
 from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
-from sapo_backends.torch_backend import decoder, device_check, projections
+from sapo_backends.torch_backend import decoder, device_check, ops
 from sapo_backends.torch_backend.causal_lm import CausalModel, DecoderModel
 from sapo_backends.torch_backend.decoder import TensorLayout, decoder_layout, initialise_lora, lora_layout
 from sapo_backends.torch_backend.engine import TorchEngine
-from sapo_backends.torch_backend.native import is_there, load_kernels
-from sapo_backends.torch_backend.paths import why_transformers
+from sapo_backends.torch_backend.native import is_there, load_kernels, why_transformers
 from sapo_backends.torch_backend.runtime import ShardWorkers, free_memory
 
 ADAPTER_SHARE = 50
@@ -99,7 +98,7 @@ def pick_place(request: LoadRequest) -> ComputeTarget:
         return ComputeTarget(device, pick_precision(request.precision, device))
     if request.method == "full":
         raise BackendError("Weights in 4 bits cannot be trained themselves. Use --method lora.")
-    projections.require_bitsandbytes(device)
+    ops.require_bitsandbytes(device)
     return ComputeTarget(device, pick_precision(compute or "auto", device), four_bit=True)
 
 
@@ -111,7 +110,7 @@ def _read(
     layout: TensorLayout,
     flat: torch.Tensor,
     progress: Progress | None,
-    quantised: Mapping[str, projections.FourBit] = MappingProxyType({}),
+    quantised: Mapping[str, ops.FourBit] = MappingProxyType({}),
 ) -> None:
     """Fill flat and the 4-bit weights from the folder's safetensors, a piece at a time, so that nothing is held twice."""
     wanted = dict(layout.without(quantised).named_parts(flat))

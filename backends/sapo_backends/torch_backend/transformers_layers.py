@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sapo_backends.errors import BackendError
 from sapo_backends.torch_backend import recurrence
-from sapo_backends.torch_backend.fused_ops import apply_softcap
+from sapo_backends.torch_backend.ops import apply_softcap
 
 # transformers' caches: what their layers keep, and one layer's part of a cache.
 

@@ -22,7 +22,7 @@ from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.errors import BackendError, BackendUnavailable, ModelNotFound
 from sapo_backends.packages import install_command
 from sapo_backends.torch_backend.decoder import PREFIX, FusedPart, FusedTensor, LoraWeights, TensorLayout, move_tensors
-from sapo_backends.torch_backend.logprobs import TokenLogprobs, chosen_logprobs
+from sapo_backends.torch_backend.ops import TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.packing import PackedBatch, pack_micro_batch
 from sapo_backends.torch_backend.transformers_layers import (
     RecomputedLayers,

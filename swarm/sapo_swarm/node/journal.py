@@ -34,7 +34,7 @@ from sapo_swarm.types import UNREADABLE
 # The record of a model: one SQLite file in WAL mode, one row per event, readable only by its owner.
 #
 # A killed process loses nothing for which `append` returned. Reads and writes may come from different threads. Old
-# records are thinned (journal_downsampling); an event that cannot be read is skipped and counted.
+# records are thinned (downsampling); an event that cannot be read is skipped and counted.
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (

@@ -17,9 +17,8 @@ from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
 from sapo_swarm.node.exchange import GroupExchange
-from sapo_swarm.node.governor.rules import ResourceLimits
+from sapo_swarm.node.governor.rules import MachineMonitor, ResourceLimits
 from sapo_swarm.node.governor.run_control import BadCommand
-from sapo_swarm.node.governor.sensors import MachineMonitor
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext

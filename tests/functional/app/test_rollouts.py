@@ -20,8 +20,7 @@ from sapo_desktop.dashboard.screens.rollouts.screen import RolloutsScreen
 from sapo_desktop.services.tasks.looking import TruthLookup
 from sapo_swarm.events import GroupRecorded, decode_event
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.scoring.process import ScorerUnavailable
-from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 COUNT = 3 * PAGE + 30

@@ -17,7 +17,7 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow
 from sapo_backends.base import Engine, Progress
 from sapo_swarm.events import Event, RoundFinished, StateChanged
 from sapo_swarm.node.governor import rules
-from sapo_swarm.node.governor.sensors import MachineMonitor
+from sapo_swarm.node.governor.rules import MachineMonitor
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup

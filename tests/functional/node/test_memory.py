@@ -19,7 +19,7 @@ from sapo_backends.base import Completion
 from sapo_backends.errors import OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.governor import ticker
+from sapo_swarm.node.governor import run_control
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundWork, StageStep
 from sapo_swarm.node.round_phases import run_stage
@@ -195,9 +195,9 @@ def system(proc: Path, kills: int, boot: str = "b1") -> Path:
 
 def dies(folder: Path, rounds: int, proc: Path) -> int:
     """A session that is killed: its note stays."""
-    with ticker.track_oom_deaths(folder, rounds, proc) as deaths:
-        note = (folder / ticker.FILE).read_bytes()
-    (folder / ticker.FILE).write_bytes(note)
+    with run_control.track_oom_deaths(folder, rounds, proc) as deaths:
+        note = (folder / run_control.FILE).read_bytes()
+    (folder / run_control.FILE).write_bytes(note)
     return deaths
 
 
@@ -210,13 +210,13 @@ def test_only_a_session_that_ended_as_the_system_took_memory_back_counts(tmp_pat
     assert dies(tmp_path, 9, system(proc, 8)) == 1, "it had come further meanwhile"
     assert dies(tmp_path, 9, system(proc, 9, boot="b2")) == 0, "counted since another start of the system"
     assert dies(tmp_path, 9, system(proc, 10, boot="b2")) == 1
-    with ticker.track_oom_deaths(tmp_path, 9, system(proc, 10, boot="b2")):
+    with run_control.track_oom_deaths(tmp_path, 9, system(proc, 10, boot="b2")):
         pass
-    assert not (tmp_path / ticker.FILE).exists()
+    assert not (tmp_path / run_control.FILE).exists()
     assert dies(tmp_path, 9, system(proc, 11, boot="b2")) == 0, "the last one ended by itself"
-    (tmp_path / ticker.FILE).write_bytes(b"\xff{")
+    (tmp_path / run_control.FILE).write_bytes(b"\xff{")
     assert dies(tmp_path, 9, system(proc, 12, boot="b2")) == 0, "a damaged note says nothing"
-    with ticker.track_oom_deaths(tmp_path / "gone", 0, system(proc, 13)) as deaths:
+    with run_control.track_oom_deaths(tmp_path / "gone", 0, system(proc, 13)) as deaths:
         assert deaths == 0, "a disk that refuses the note is no obstacle"
 
 

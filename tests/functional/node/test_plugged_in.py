@@ -13,7 +13,7 @@ from tests.functional.app.test_files_obeyed import EVIL, OBEYED
 from tests.support.node_process import calm, environment, sapo
 
 from sapo_backends.checkpoints import locate
-from sapo_swarm.scoring.process import WorkerProcess
+from sapo_swarm.scoring.scorer import WorkerProcess
 
 TEMPLATE = Path(__file__).parents[3] / "docs" / "engine-template"
 QUICK = ("--silo", "--model", "starter-1m", "--tasks", "basic_arithmetic", "--local-groups", "1", "--group-size", "2")

@@ -23,12 +23,12 @@ from sapo_backends.measure.machine_limits import MachineLimits
 from sapo_desktop import settings
 from sapo_desktop.commands.models import bases
 from sapo_desktop.commands.nodes import node
+from sapo_desktop.commands.nodes.node import ConsoleReporter
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.bases import card, recommended, tokens
 from sapo_desktop.services.machine import speed
-from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol import identity
 

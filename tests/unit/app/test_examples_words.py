@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.unit.node.test_examples_rules import AUTO, old_round, read
 
+from sapo_desktop.commands.nodes.node import ConsoleReporter
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.dashboard import reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply_event
@@ -20,7 +21,6 @@ from sapo_desktop.linear import facts
 from sapo_desktop.services.against_base import describe_difference
 from sapo_desktop.services.models.figures import figure_rows
 from sapo_desktop.services.models.shelf.overview import format_gain
-from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_swarm.events import (
     BaseAsked,
     Evaluated,

@@ -9,7 +9,7 @@ import pytest
 
 from sapo_desktop.services.machine import doctor
 from sapo_desktop.services.nodes import children, supervisor
-from sapo_swarm.node.governor.sensors import command_output
+from sapo_swarm.node.governor.rules import command_output
 
 
 class Locked(io.StringIO):

@@ -11,9 +11,9 @@ import pytest
 from tests.fixtures.make_recordings import recording
 from tests.support.records import evaluation
 
+from sapo_desktop.commands.nodes.node import ConsoleReporter
 from sapo_desktop.dashboard.state import evaluation_sentence
 from sapo_desktop.services.models.shelf.overview import format_gain
-from sapo_desktop.services.nodes.report import ConsoleReporter
 from sapo_swarm.events import GreedyScore, LogLine, RoundFinished, StateChanged
 
 

@@ -92,7 +92,7 @@ def test_json_for_other_programs_does_nothing_to_a_terminal() -> None:
 def test_every_verb_prints_json_through_the_one_gate() -> None:
     """A second way to print JSON would let those characters through again."""
     app = Path(sapo_desktop.__file__).parent
-    for path in [*app.glob("commands/**/*.py"), app / "services/nodes/report.py"]:
+    for path in [*app.glob("commands/**/*.py"), app / "commands/nodes/node.py"]:
         text = path.read_text("utf-8")
         assert "json.dumps" not in text, path
         assert "json.encode(" not in text, path

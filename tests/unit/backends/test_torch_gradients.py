@@ -11,10 +11,15 @@ torch = pytest.importorskip("torch")
 
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend.attention import GroupAttention  # noqa: E402
-from sapo_backends.torch_backend.fused_ops import apply_rope, rms_norm, swiglu, wide_rms_norm  # noqa: E402
-from sapo_backends.torch_backend.logprobs import chosen_logprobs  # noqa: E402
+from sapo_backends.torch_backend.ops import (  # noqa: E402
+    adapted_mlp,
+    apply_rope,
+    chosen_logprobs,
+    rms_norm,
+    swiglu,
+    wide_rms_norm,
+)
 from sapo_backends.torch_backend.packing import pack_micro_batch  # noqa: E402
-from sapo_backends.torch_backend.projections import adapted_mlp  # noqa: E402
 
 
 def test_hand_written_gradients_equal_autograd() -> None:
@@ -146,7 +151,7 @@ def test_chunked_logprobs_equal_autograd(temperature: float, monkeypatch: pytest
     for kept, chunk, block in product((1 << 20, 0), (1 << 20, 22), (1 << 20, 11)):
         monkeypatch.setattr("sapo_backends.common.round_memory.KEPT_PROBABILITIES", kept)
         monkeypatch.setattr("sapo_backends.common.round_memory.CHUNK", chunk)
-        monkeypatch.setattr("sapo_backends.torch_backend.logprobs.BLOCK_ELEMENTS", block)
+        monkeypatch.setattr("sapo_backends.torch_backend.ops.BLOCK_ELEMENTS", block)
         found = chosen_logprobs(hidden, head, targets, temperature)
         torch.testing.assert_close(found.logprobs, chosen)
         torch.testing.assert_close(found.entropy, -(expected.exp() * expected).sum(-1).detach())

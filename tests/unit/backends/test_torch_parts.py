@@ -20,12 +20,12 @@ from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.torch_backend import decode_session as session_module  # noqa: E402
 from sapo_backends.torch_backend.attention import attend_backward, attend_slabs  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
+from sapo_backends.torch_backend.decode_session import BUCKET_COST, length_buckets, plan_cache_grid  # noqa: E402
 from sapo_backends.torch_backend.decode_step import next_logits  # noqa: E402
 from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
 from sapo_backends.torch_backend.generation import draw_uniforms, inverse_cdf, sample_tokens  # noqa: E402
-from sapo_backends.torch_backend.kv_cache import BUCKET_COST, length_buckets, plan_cache_grid  # noqa: E402
+from sapo_backends.torch_backend.native import SMALL_VOCABULARY  # noqa: E402
 from sapo_backends.torch_backend.packing import pack_micro_batch  # noqa: E402
-from sapo_backends.torch_backend.paths import SMALL_VOCABULARY  # noqa: E402
 from sapo_backends.torch_backend.runtime import ShardWorkers, on_cpu, script_function, split_range  # noqa: E402
 
 
@@ -175,7 +175,7 @@ def test_decoding_equals_scoring_however_rows_are_dropped(
     """Uneven groups, dropped rows and prompts, one length class and several, scripted and plain, in both types: the
     last logits are those of the whole sequence computed at once in float32."""
     monkeypatch.setattr(session_module, "on_cpu", on_cpu if scripted else lambda function, tokens: function)
-    monkeypatch.setattr("sapo_backends.torch_backend.kv_cache.BUCKET_COST", 0 if cuts else BUCKET_COST)
+    monkeypatch.setattr("sapo_backends.torch_backend.decode_session.BUCKET_COST", 0 if cuts else BUCKET_COST)
     exact = _tiny(torch.float32, head_norms=head_norms)
     model = _tiny(kind, head_norms=head_norms)
     prompts, owner = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], [0, 0, 0, 0, 1, 1, 1, 2]
@@ -214,7 +214,7 @@ def test_rows_leave_length_classes_of_several_prompts(
 ) -> None:
     """Short and long prompts, a class each: whichever rows leave them, length_buckets that stay, lose rows, vanish or
     are cut anew give what each row gives alone."""
-    monkeypatch.setattr("sapo_backends.torch_backend.kv_cache.BUCKET_COST", 20)
+    monkeypatch.setattr("sapo_backends.torch_backend.decode_session.BUCKET_COST", 20)
     model, lengths = _tiny(torch.float32), [3, 30, 2, 31, 1, 32]
     assert length_buckets(sorted(lengths), 1) == [3, 6]
     prompts = [[(7 * i + t) % 69 + 1 for t in range(length)] for i, length in enumerate(lengths)]

@@ -14,9 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_swarm.node.clock import local_time, steady_seconds, week_minute
-from sapo_swarm.node.governor.rules import GovernorState, ResourceLimits, ThrottleLevel, advance_rules
+from sapo_swarm.node.governor.rules import (
+    GovernorState,
+    MachineMonitor,
+    MachineReadings,
+    ResourceLimits,
+    ThrottleLevel,
+    advance_rules,
+)
 from sapo_swarm.node.governor.run_control import RunRequests, apply_command, find_obstacle
-from sapo_swarm.node.governor.sensors import MachineMonitor, MachineReadings
 
 pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="zones are set as on Unix")
 NIGHTS = ResourceLimits(schedule="22:00-07:00")

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.rules import RULES, GovernorState, ResourceLimits, ThrottleLevel, advance_rules
+from sapo_swarm.node.governor.rules import (
+    RULES,
+    GovernorState,
+    MachineReadings,
+    ResourceLimits,
+    ThrottleLevel,
+    advance_rules,
+)
 from sapo_swarm.node.governor.run_control import RunRequests, apply_command, find_obstacle
-from sapo_swarm.node.governor.sensors import MachineReadings
 
 GB = 10**9
 DWELL = {rule.code: rule.dwell for rule in RULES}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.node.governor.sensors import (
+from sapo_swarm.node.governor.rules import (
     LIMITS,
     MACOS_LOOK_EVERY_S,
     NOTIFIED,

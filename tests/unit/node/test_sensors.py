@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 from tests.support import device_tree
 from tests.support.device_tree import linux, write
 
-from sapo_swarm.node.governor import sensors
-from sapo_swarm.node.governor.rules import PRESETS, GovernorState, ResourceLimits, ThrottleLevel, advance_rules
-from sapo_swarm.node.governor.sensors import MachineMonitor, PowerMonitor
+from sapo_swarm.node.governor import rules
+from sapo_swarm.node.governor.rules import (
+    PRESETS,
+    GovernorState,
+    MachineMonitor,
+    PowerMonitor,
+    ResourceLimits,
+    ThrottleLevel,
+    advance_rules,
+)
 
 pytestmark = linux
 
@@ -34,16 +41,16 @@ def test_power_supplies_are_read_and_those_of_a_mouse_are_not(tmp_path: Path) ->
 
 def test_the_processor_is_hotter_than_the_board_says_and_broken_sensors_say_nothing(tmp_path: Path) -> None:
     thermal, hwmon = tmp_path / "class" / "thermal", tmp_path / "class" / "hwmon"
-    assert sensors.read_cpu_celsius(tmp_path) is None
+    assert rules.read_cpu_celsius(tmp_path) is None
     write(hwmon / "hwmon0", name="nvme", temp1_input="71000")
-    assert sensors.read_cpu_celsius(tmp_path) is None, "a disk is no processor"
+    assert rules.read_cpu_celsius(tmp_path) is None, "a disk is no processor"
     write(thermal / "thermal_zone0", type="acpitz", temp="27800")
-    assert sensors.read_cpu_celsius(tmp_path) == 27.8
+    assert rules.read_cpu_celsius(tmp_path) == 27.8
     write(thermal / "thermal_zone1", type="x86_pkg_temp", temp="64000")
     write(hwmon / "hwmon1", name="k10temp", temp1_input="66500", temp2_input="-273000", temp3_input="255000")
-    assert sensors.read_cpu_celsius(tmp_path) == 66.5
+    assert rules.read_cpu_celsius(tmp_path) == 66.5
     write(hwmon / "hwmon1", temp1_input="nonsense")
-    assert sensors.read_cpu_celsius(tmp_path) == 64.0
+    assert rules.read_cpu_celsius(tmp_path) == 64.0
 
 
 @given(st.binary(max_size=40))

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from sapo_swarm.scoring import process
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.scoring.worker import DEADLINE_S
 from sapo_swarm.types import RewardRule, TaskRef
@@ -183,8 +182,8 @@ async def test_a_worker_that_works_on_between_jobs_is_ended_and_the_next_job_is_
     asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that a verifier left behind has no deadline of its own."""
-    monkeypatch.setattr(process, "REST_S", 3600.0 if asked else 1.0)
-    monkeypatch.setattr(process, "WORK_AT_REST_S", 0.05)
+    monkeypatch.setattr("sapo_swarm.scoring.scorer.REST_S", 3600.0 if asked else 1.0)
+    monkeypatch.setattr("sapo_swarm.scoring.scorer.WORK_AT_REST_S", 0.05)
     async with Scorer(command=COMMAND) as scorer:
         await scorer.ready()
         assert (await scorer.score(OTHER, ["<answer>no</answer>"])).rewards == (0.0,)

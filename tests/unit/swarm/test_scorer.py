@@ -18,8 +18,15 @@ import pytest_asyncio
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.scoring import sandbox, worker
 from sapo_swarm.scoring.messages import ScoringJob
-from sapo_swarm.scoring.process import ScorerUnavailable, WorkerProcess, worker_command
-from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed, UnanswerableQuestion
+from sapo_swarm.scoring.scorer import (
+    ScoredTexts,
+    Scorer,
+    ScorerUnavailable,
+    ScoringFailed,
+    UnanswerableQuestion,
+    WorkerProcess,
+    worker_command,
+)
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Question, RewardRule, TaskRef
 

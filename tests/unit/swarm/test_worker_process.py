@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 import pytest
 
-from sapo_swarm.scoring import process, sandbox
+from sapo_swarm.scoring import sandbox
 from sapo_swarm.scoring.messages import ScoringJob, read_frame
-from sapo_swarm.scoring.process import WorkerProcess
+from sapo_swarm.scoring.scorer import WorkerProcess
 from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import TaskRef
 
@@ -39,7 +39,7 @@ def test_whatever_interrupts_the_reading_of_a_reply_the_next_questions_get_their
             raise error
         return read_frame(pipe)
 
-    monkeypatch.setattr(process, "read_frame", interrupted)
+    monkeypatch.setattr("sapo_swarm.scoring.scorer.read_frame", interrupted)
     with pytest.raises(error):
         worker.run([ScoringJob(ref) for ref in refs(0)])
     assert worker.pid is None

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.errors import size_text
+from sapo_desktop.commands.nodes.node import in_a_shell
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.nodes import supervisor
-from sapo_desktop.services.nodes.report import in_a_shell
 from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated

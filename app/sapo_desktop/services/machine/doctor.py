@@ -21,7 +21,7 @@ from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import free_bytes
 from sapo_swarm.node.clock import format_age
-from sapo_swarm.node.governor.sensors import NAMES, SYSFS, MachineMonitor, command_output
+from sapo_swarm.node.governor.rules import NAMES, SYSFS, MachineMonitor, command_output
 
 # The doctor's lines about what the limits can use: each sensor with its present value, or that it is not available.
 
@@ -213,8 +213,7 @@ def _sensors(home: Home) -> Iterator[Finding]:
 
 
 async def _scorer() -> Finding:
-    from sapo_swarm.scoring.process import ScorerUnavailable
-    from sapo_swarm.scoring.scorer import Scorer
+    from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 
     try:
         async with Scorer() as scorer:

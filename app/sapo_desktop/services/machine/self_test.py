@@ -81,7 +81,7 @@ def _clock() -> Finding:
 
 
 def _awake() -> Finding:
-    from sapo_swarm.node.governor.ticker import inhibitor_command
+    from sapo_swarm.node.governor.run_control import inhibitor_command
 
     command = inhibitor_command()
     if sys.platform == "win32":

@@ -17,7 +17,7 @@ from typing import Any
 from sapo_backends.child_process import last_line, open_child, stderr_lines
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
-from sapo_swarm.node.governor.sensors import PROC, read_kernel_file
+from sapo_swarm.node.governor.rules import PROC, read_kernel_file
 
 # Detached processes: the node and the coordinator.
 

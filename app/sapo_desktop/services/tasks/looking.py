@@ -15,8 +15,7 @@ from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.tasks import review
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
-from sapo_swarm.scoring.process import ScorerUnavailable
-from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import RowTable

@@ -24,7 +24,7 @@ from sapo_desktop.services.models.exports.job import (
     WriteJob,
     WriteResult,
 )
-from sapo_swarm.scoring.process import ScorerUnavailable
+from sapo_swarm.scoring.scorer import ScorerUnavailable
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.spec import BadTask
