@@ -99,7 +99,7 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
     """SAPO_WITHOUT is read once, so in a process of its own."""
     program = (
         "import os; os.environ['SAPO_WITHOUT'] = 'native,torchscript,onednn'\n"
-        "from sapo_backends.torch_backend import paths\n"
+        "from sapo_backends.torch_backend import native\n"
         "from sapo_backends.torch_backend.native import load_kernels\n"
         "from sapo_backends.torch_backend import runtime\n"
         "print(load_kernels(), runtime.packs_bfloat16(), runtime.torchscript_works(), native.check_fast_paths())"
