@@ -1,13 +1,16 @@
-"""Install the app into clean environments, one a Python and installer, and see what a person sees: JSON lines.
+"""Install the app into clean environments, one a Python and installer, and use it as a person does: JSON lines.
 
-    python tests/benchmarks/install_matrix.py [--pythons PATH ...] [--installers pip uv-tool pipx clone] [--torch INDEX]
+    python tests/benchmarks/install_matrix.py [--pythons PATH ...] [--installers pip uv-tool uvx pipx clone] [--torch INDEX]
 
-Each line: minutes of installing, megabytes on the disk, what `doctor` ends with, and how many of five silo rounds were done
-or the sentence instead. uv and pipx are taken from PATH. --torch adds the engine as docs/how-to/install.md does: from that
-index alone (the CPU build: https://download.pytorch.org/whl/cpu), or a wheel of torch on this disk. clone: git clone of this
-checkout's last commit, then packaging/setup_venv.py, which brings torch by itself and everything that tests need.
---no-compiler hides the machine's and takes the wheel of packaging/no_compiler.py. It downloads what an installation
-downloads.
+Each line: minutes of installing, megabytes on the disk, what `doctor --self-test` ends with, how many of two silo rounds on the
+bundled model were done, and which verb of which group of `--help` failed; the exit code is 1 where anything did. Everything lies
+in a folder with a space and letters of other alphabets, under LANG=C. .github/workflows/release.yml runs it on each system.
+
+--torch adds the engine: from that index (the CPU build: https://download.pytorch.org/whl/cpu), a wheel of torch on this disk, or
+"extra": as the installer itself resolves WHEEL[torch]. clone: git clone of this checkout's last commit, then
+packaging/setup_venv.py, which brings torch by itself and everything that tests need. --no-compiler hides the machine's and takes
+the wheel of packaging/no_compiler.py. --read-only: nothing can be written where it was installed. uv and pipx are taken from
+PATH. It downloads what an installation downloads.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,12 +30,32 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 1800
-ROUNDS = 5
+ROUNDS = 2
+PREFIX = "sapo install é 空 "
+SETTINGS = "[limits]\npause_on_battery = false\nmin_free_disk = 0\n"
+TRAIN = ("node", "first", "--silo", "--rounds", str(ROUNDS), "--local-groups", "4", "--eval-every", "0", "--json")
+VERBS: dict[str, tuple[str, ...]] = {
+    "Train": ("new", "first", "--base", "starter-1m"),
+    "My models": ("models", "show", "first"),
+    "My tasks": ("tasks", "--json"),
+    "Swarm": ("directory",),
+    "Machine and experts": ("config", "get", "run.model"),
+}
+"""One of each group of --help, none of which needs an engine."""
+READ_ONLY = ("unshare", "-m", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"')
+"""Modes keep everybody from writing but root; a container's root may mount."""
 
 
 def run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, check=False
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=LIMIT_S,
+        check=False,
     )
 
 
@@ -38,103 +63,164 @@ def megabytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink()) // 10**6
 
 
+def program(folder: Path, name: str) -> str:
+    return str(folder / f"{name}.exe" if os.name == "nt" else folder / name)
+
+
 def commands(
     installer: str, python: str, wheel: Path, folder: Path, torch: str, stub: Path | None
-) -> tuple[list[list[str]], Path]:
-    """What a person types, and where the program is afterwards. stub: what takes pycosat's place."""
-    binary = folder / "bin" / "sapo-desktop"
+) -> tuple[list[list[str]], list[str]]:
+    """What a person types to install it, and how the program is called afterwards. stub: what takes pycosat's place."""
+    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
+    what = f"{wheel}[torch]" if torch == "extra" else str(wheel)
+    without = ["--with", str(stub)] if stub else []
     if installer == "clone":
         setup = [python, str(folder / "packaging" / "setup_venv.py"), str(folder / ".venv")]
-        return [["git", "clone", "-q", str(ROOT), str(folder)], setup], folder / ".venv" / "bin" / "sapo-desktop"
+        inside = folder / ".venv" / scripts.name
+        return [["git", "clone", "-q", str(ROOT), str(folder)], setup], [program(inside, "sapo-desktop")]
+    if installer == "uvx":
+        engine = ["--with", torch] if torch.endswith(".whl") else ["--torch-backend", torch.rpartition("/")[2]]
+        engine = [*engine, "--with", "transformers", "--with", "peft"] if torch not in ("", "extra") else []
+        call = ["uvx", "-q", "--python", python, "--from", what, *without, *engine, "sapo-desktop"]
+        return [[*call, "--version"]], call
     if installer == "pip":
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
-        first = [[python, "-m", "venv", str(folder)], [*pip, *([str(stub)] if stub else []), str(wheel)]]
+        pip = [program(scripts, "python"), "-m", "pip", "install", "-q"]
+        first = [[python, "-m", "venv", str(folder)], [*pip, *([str(stub)] if stub else []), what]]
     elif installer == "uv-tool":
+        scripts = folder / "bin"
         pip = ["uv", "pip", "install", "-q", "--python", str(folder / "tools" / "sapo-desktop")]
-        first = [
-            ["uv", "tool", "install", "-q", "--python", python, str(wheel), *(["--with", str(stub)] if stub else [])]
-        ]
+        first = [["uv", "tool", "install", "-q", "--python", python, what, *without]]
     else:
+        scripts = folder / "bin"
         pip = ["pipx", "runpip", "sapo-desktop", "install", "-q"]
         links = [f"--pip-args=--find-links={shlex.quote(str(stub.parent))}"] if stub else []
-        first = [["pipx", "install", "-q", "--python", python, str(wheel), *links]]
-    engine = [torch] if torch.endswith(".whl") else ["torch", "--index-url", torch]
-    return [*first, *([[*pip, *engine], [*pip, "transformers", "peft"]] if torch else [])], binary
+        first = [["pipx", "install", "-q", "--python", python, what, *links]]
+    index = [torch] if torch.endswith(".whl") else ["torch", "--index-url", torch]
+    engine = [[*pip, *index], [*pip, "transformers", "peft"]] if torch not in ("", "extra") else []
+    return [*first, *engine], [program(scripts, "sapo-desktop")]
 
 
-def measure(installer: str, python: str, wheel: Path, torch: str, compiler: bool) -> dict[str, object]:
+def surroundings(name: str, compiler: bool) -> dict[str, str]:
+    """The variables of somebody whose home is this folder."""
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "LC_", "SAPO_")) and key != "VIRTUAL_ENV"
+    }
+    environment |= {"LANG": "C", "HOME": name, "USERPROFILE": name, "SAPO_HOME": f"{name}/home"}
+    environment |= {"UV_TOOL_DIR": f"{name}/env/tools", "UV_TOOL_BIN_DIR": f"{name}/env/bin"}
+    environment |= {"UV_CACHE_DIR": f"{name}/env/cache", "UV_PYTHON_DOWNLOADS": "never"}
+    environment |= {"PIPX_HOME": f"{name}/env/pipx", "PIPX_BIN_DIR": f"{name}/env/bin"}
+    if not compiler:
+        programs = Path(name) / "programs"
+        programs.mkdir()
+        for tool in ("git", "uv", "uvx", "pipx", "sh", "mount", "unshare"):
+            if path := shutil.which(tool):
+                (programs / tool).symlink_to(path)
+        environment["PATH"] = str(programs)
+    return environment
+
+
+def forbid_writing(folder: Path) -> list[str]:
+    """Take away the right to write below the folder; for root, what its commands have to begin with."""
+    if os.name == "posix" and os.geteuid() == 0:
+        return [*READ_ONLY, str(folder)]
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
+    return []
+
+
+def allow_writing(folder: Path) -> None:
+    """So that it can be removed."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
+
+
+def use(call: list[str], environment: dict[str, str]) -> dict[str, object]:
+    """What each verb ends with: the sentence of its error where it fails."""
+    failed: dict[str, str] = {}
+    listed = run([*call, "--help"], environment).stdout
+    groups = re.findall(r"^  (\w.*)$", listed.partition("verbs:")[2].partition("sapo-desktop VERB")[0], re.MULTILINE)
+    if groups != [*VERBS]:
+        failed["--help"] = f"its groups are {groups}"
+    for verb in VERBS.values():
+        done = run([*call, *verb], environment)
+        if done.returncode:
+            failed[verb[0]] = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    doctor = run([*call, "doctor", "--self-test", "--json"], environment)
+    findings = [json.loads(text) for text in doctor.stdout.splitlines() if text.startswith("{")]
+    wrong = [finding["text"] for finding in findings if finding["verdict"] == "fail"]
+    train = run([*call, *TRAIN], environment)
+    events = [json.loads(text) for text in train.stdout.splitlines() if text.startswith("{")]
+    rounds = sum(event["covers"] for event in events if event.get("kind") == "round")
+    line: dict[str, object] = {"doctor": wrong or ("green" if findings else doctor.stderr[-300:]), "rounds": rounds}
+    if train.returncode:
+        line["said"] = train.stderr.strip().splitlines()[-1:]
+    return line | ({"failed": failed} if failed else {})
+
+
+def measure(installer: str, python: str, wheel: Path, torch: str, compiler: bool, read_only: bool) -> dict[str, object]:
     """One line of the table."""
-    with tempfile.TemporaryDirectory(prefix="sapo install é ") as name:  # a space and an accent, as homes have them
-        folder = Path(name) / "env"
-        paths = {
-            "UV_TOOL_DIR": name + "/env/tools",
-            "UV_TOOL_BIN_DIR": name + "/env/bin",
-            "PIPX_HOME": name + "/env/pipx",
-        }
-        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        environment |= paths | {"PIPX_BIN_DIR": name + "/env/bin", "SAPO_HOME": name + "/home", "HOME": name}
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+        folder, environment = Path(name) / "env", surroundings(name, compiler)
         stub = None
         if not compiler:
-            stub = Path(
-                run([sys.executable, str(ROOT / "packaging" / "no_compiler.py"), name], environment).stdout.strip()
-            )
-            environment["PATH"] = name + "/programs"
-            Path(environment["PATH"]).mkdir()
-            for program in ("git", "uv", "pipx"):
-                if found := shutil.which(program):
-                    (Path(environment["PATH"]) / program).symlink_to(found)
+            made = run([sys.executable, str(ROOT / "packaging" / "no_compiler.py"), name], dict(os.environ))
+            stub = Path(made.stdout.strip())
         version = run([python, "-c", "import platform; print(platform.python_version())"], environment).stdout.strip()
-        line: dict[str, object] = {
-            "python": version,
-            "installer": installer,
-            "engine": "torch" if torch or installer == "clone" else "none",
-            "compiler": compiler,
-        }
-        steps, binary = commands(installer, python, wheel, folder, torch, stub)
-        begun = time.monotonic()
+        line: dict[str, object] = {"python": version, "installer": installer, "engine": torch or "none"}
+        line |= {"compiler": compiler, "read_only": read_only}
+        steps, call = commands(installer, python, wheel, folder, torch, stub)
+        began = time.monotonic()
         for step in steps:
             done = run(step, environment)
             if done.returncode:
                 return line | {"failed": " ".join(step[:4]), "said": done.stderr.strip().splitlines()[-3:]}
-        line |= {"minutes": round((time.monotonic() - begun) / 60, 2), "megabytes": megabytes(folder)}
-        doctor = run([str(binary), "doctor", "--json"], environment)
-        findings = [json.loads(text) for text in doctor.stdout.splitlines()]
-        line["doctor"] = "green" if not doctor.returncode else [f["text"] for f in findings if f["verdict"] == "fail"]
-        calm = "[limits]\npause_on_battery = false\nmin_free_disk = 0\n"
+        line |= {"minutes": round((time.monotonic() - began) / 60, 2), "megabytes": megabytes(folder)}
         (Path(name) / "home").mkdir(exist_ok=True)
-        (Path(name) / "home" / "config.toml").write_text(calm)
-        train = run(
-            [str(binary), "node", "--silo", "--rounds", str(ROUNDS), "--eval-every", "0", "--json"], environment
-        )
-        rounds = sum('"kind":"round"' in text.replace(" ", "") for text in train.stdout.splitlines())
-        return (
-            line | {"rounds": rounds} | ({"said": train.stderr.strip().splitlines()[-1:]} if train.returncode else {})
-        )
+        (Path(name) / "home" / "config.toml").write_text(SETTINGS, "utf-8")
+        before = forbid_writing(folder) if read_only else []
+        try:
+            return line | use([*before, *call], environment)
+        finally:
+            if read_only and not before:
+                allow_writing(folder)
+
+
+def good(line: dict[str, object]) -> bool:
+    """Whether all was done that this line's engine can do."""
+    trained = line.get("rounds") == (0 if line["engine"] == "none" and line["installer"] != "clone" else ROUNDS)
+    return trained and "failed" not in line and (line["doctor"] == "green" or line["engine"] == "none")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", nargs="+", default=[sys.executable])
-    parser.add_argument("--installers", nargs="+", default=["pip", "uv-tool", "pipx"])
-    parser.add_argument("--torch", default="", metavar="INDEX or WHEEL")
+    parser.add_argument("--installers", nargs="+", default=["pip", "uv-tool", "uvx", "pipx"])
+    parser.add_argument("--torch", default="", metavar="INDEX, WHEEL or extra")
     parser.add_argument(
-        "--wheel", type=Path, help="of this checkout; without it one is built (needs the package build)"
+        "--wheel", type=Path, help="of this checkout, or its folder; without it one is built (needs the package build)"
     )
     parser.add_argument("--no-compiler", action="store_true")
+    parser.add_argument("--read-only", action="store_true")
     args = parser.parse_args()
+    lines = []
     with tempfile.TemporaryDirectory() as built:
-        wheel = args.wheel
-        if wheel is None:
-            subprocess.run(
-                [sys.executable, "-m", "build", "--wheel", "-o", built, str(ROOT)], check=True, stdout=sys.stderr
-            )
-            (wheel,) = Path(built).glob("*.whl")
+        wheel = args.wheel or Path(built)
+        if args.wheel is None:
+            build = [sys.executable, "-m", "build", "--wheel", "-o", built, str(ROOT)]
+            subprocess.run(build, check=True, stdout=sys.stderr)
+        if wheel.is_dir():
+            (wheel,) = wheel.glob("*.whl")
         for python in args.pythons:
             for installer in args.installers:
-                print(
-                    json.dumps(measure(installer, python, wheel.resolve(), args.torch, not args.no_compiler)),
-                    flush=True,
+                lines.append(
+                    measure(installer, python, wheel.resolve(), args.torch, not args.no_compiler, args.read_only)
                 )
+                print(json.dumps(lines[-1]), flush=True)
+    sys.exit(not all(map(good, lines)))
 
 
 if __name__ == "__main__":
