@@ -107,15 +107,6 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "uniform"
 
-    stage: Annotated[
-        Literal["none", "relay", "relay_start", "critique", "retry"],
-        _doc(
-            "A second part of each round. relay: attempt what others solved; where all fails, again with their reasoning as a "
-            "hint, and learn without it. relay_start: answers begin with the hint. critique: correct failures. retry: no hint"
-        ),
-    ] = "none"
-    stage_groups: Annotated[int, _doc("Questions of others that the stage takes in a round", ge=1, le=256)] = 4
-
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0, le=MOST_ROUNDS)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8

@@ -95,8 +95,7 @@ class Group(msgspec.Struct, frozen=True):
     """A question with its rollouts, as this node holds it.
 
     node: who generated the completions ("" = this node), in that node's round `step`, as it says. advantages: as used in the
-    last update, empty if unused. stage: the stage of the round that asked for it ("" = the node's own question); "…/shown" if
-    its prompt held more than the question.
+    last update, empty if unused. stage: in journals of earlier versions, the second part of a round that asked for it.
     """
 
     question: Question

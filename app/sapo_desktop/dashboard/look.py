@@ -5,7 +5,7 @@ from __future__ import annotations
 import locale
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -348,7 +348,7 @@ def binding_rows(owner: type, typing: bool = False) -> Rows:
     return [(" ".join(keys), ", ".join(dict.fromkeys(texts))) for keys, texts in by_action.values()]
 
 
-# Numbers, ages, untrusted text and a round's stage as plain strings or Content, never markup.
+# Numbers, ages and untrusted text as plain strings or Content, never markup.
 
 
 def plain_text(text: str, limit: int = 8192, lines: bool = False) -> str:
@@ -453,27 +453,3 @@ def draw_bar(fraction: float, width: int, glyphs: GlyphSet, style: str) -> Conte
     """A bar of whole cells: `fraction` of `width` full."""
     full = round(min(max(fraction, 0.0), 1.0) * width)
     return Content.assemble((glyphs.full * full, style), (glyphs.empty * (width - full), "$border"))
-
-
-# What a round's extra stage did, in words: hints from others, or corrected attempts.
-
-SECOND = {
-    "relay": "a question that others solved",
-    "relay/shown": "generated again with a hint of others",
-    "relay_start": "a question that others solved",
-    "relay_start/shown": "begun with a hint of others",
-    "retry": "a question that others solved",
-    "retry/shown": "generated again",
-    "critique/shown": "after a wrong attempt that was shown",
-}
-"""Group.stage -> its meaning, shown beside a group."""
-
-
-def stage_words(figures: Mapping[str, float]) -> str:
-    """What the stage did, from the round's figures; "" if there was no stage or nothing for it to do."""
-    count = {name: round(figures.get(f"stage_{name}", 0.0)) for name in ("attempted", "hinted", "revived", "corrected")}
-    if "stage_corrected" in figures and count["attempted"]:
-        return f"{count['corrected']} of {count['attempted']} wrong attempts corrected after a look at them"
-    if count["hinted"]:
-        return f"all attempts had failed at {count['hinted']} that others solved: {count['revived']} solved with a hint"
-    return f"{count['attempted']} questions of others attempted, no hint needed" if count["attempted"] else ""

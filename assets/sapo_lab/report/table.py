@@ -124,9 +124,9 @@ def _judged(runs: Sequence[RunResult], against: Sequence[RunResult]) -> str:
 def is_plain(arm: Arm) -> bool:
     """The arm differs from the paper's experiment in nothing but I and J (and the model, tasks and length)."""
     run = arm.run
-    named = (run.sampling, run.algorithm, run.external_advantages, run.curriculum, run.stage)
+    named = (run.sampling, run.algorithm, run.external_advantages, run.curriculum)
     rules = (*named, run.replay_groups, run.contrast)
-    papers = ("uniform_nonzero", "grpo", "all", "uniform", "none", 0, 0)
+    papers = ("uniform_nonzero", "grpo", "all", "uniform", 0, 0)
     return arm.conditions == ArmConditions() and rules == papers
 
 

@@ -100,7 +100,6 @@ class LabNode:
         self.context.seen.clear()
         self.context.seen.update(state.seen)
         self.context.memory.replay = list(state.memory.replay)
-        self.context.memory.asked = list(state.memory.asked)
         self.context.memory.difficulty = dict(state.memory.difficulty)
 
     async def close(self) -> None:

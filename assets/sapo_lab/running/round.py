@@ -21,7 +21,7 @@ from sapo_swarm.events import RoundFinished
 from sapo_swarm.node import round_phases
 from sapo_swarm.node.exchange import least_likely
 from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.node.round_phases import record_round, run_stage, update_policy
+from sapo_swarm.node.round_phases import record_round, update_policy
 from sapo_swarm.protocol.receive import PROBED
 from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef
@@ -50,8 +50,8 @@ async def run_round(nodes: Sequence[LabNode], arm: Arm, history: GroupHistory, s
 
 
 def uses_shared_groups(config: RunConfig) -> bool:
-    """The arm uses groups of the pool: in its batch, or in its stage."""
-    return bool(config.external_groups) or config.stage != "none"
+    """The arm uses groups of the pool in its batch."""
+    return bool(config.external_groups)
 
 
 async def _generate(context: RoundContext, terms: ArmConditions, round_number: int) -> RoundWork:
@@ -140,7 +140,6 @@ async def _train(
     node.mailbox.groups = tuple(item.group for item in available)
     node.mailbox.received = sum(item.size for item in available if item.group.node != node.key)
     await round_phases.share_groups(context, work)
-    await run_stage(context, work)
     await _update(context, work, terms)
     cpu_s = time.process_time() - began + verify_s
     node.spent_s += cpu_s
@@ -217,7 +216,7 @@ def _journal(node: LabNode, context: RoundContext, work: RoundWork, figures: dic
     external = [group for group in work.trained if group.external]
     node.used |= {key_of(group) for group in external}
     node.tokens += finished.tokens_generated
-    figures |= work.figures | {
+    figures |= {
         "generated_groups": float(len(work.local)),
         "distinct": figures_of_round.distinct_answer_share(work.local, context.config.answer_format),
         "planted": figures_of_round.planted_share(work.local),

@@ -30,7 +30,7 @@ from sapo_swarm.node.journal import LINEAGE, EventBus, Journal, JournalError, ro
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
 from sapo_swarm.node.round_context import NodeActivity, RoundContext, RoundWork, restore_replay_buffer
-from sapo_swarm.node.round_phases import record_round, run_stage, stamp_round, update_policy
+from sapo_swarm.node.round_phases import record_round, stamp_round, update_policy
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector, cut_off
 from sapo_swarm.node.setup import (
     Build,
@@ -646,7 +646,7 @@ class Node:
         await self._finish(work)
 
     def _phases(self) -> Iterator[Callable[[RoundContext, RoundWork], Awaitable[None]]]:
-        """The phases of a round; a node alone has no exchange, and most runs have no stage."""
+        """The phases of a round; a node alone has no exchange."""
         yield from (
             round_phases.sample_questions,
             round_phases.generate_groups,
@@ -654,8 +654,6 @@ class Node:
         )
         if self.setup.exchange is not None:
             yield round_phases.share_groups
-        if self.config.stage != "none":
-            yield run_stage
         yield update_policy
 
     @property

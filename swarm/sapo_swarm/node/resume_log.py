@@ -354,8 +354,6 @@ def external_expired(work: RoundWork, now: float) -> bool:
 
 
 def drop_external(work: RoundWork) -> None:
-    """Unless the round is in the weights already, it is trained without external groups, and without what a stage made of
-    them."""
+    """Unless the round is in the weights already, it is trained without external groups."""
     if work.external and work.stats is None:
-        work.external, work.staged = (), False
-        work.steps, work.stage_samples, work.stage_groups, work.figures = [], [], [], {}
+        work.external = ()

@@ -20,11 +20,10 @@ from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.sapo import adaptive_sampling, training_batch
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior, group_sizes
-from sapo_swarm.sapo.stages import AnsweredPrompt, StagePrompt
 from sapo_swarm.sapo.training_batch import ReplayEntry
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.types import Group, Question, TaskRef
+from sapo_swarm.types import Group, Question
 
 _SMOOTH = 0.3
 """Weight of the newest round in the typical duration of a phase."""
@@ -80,19 +79,17 @@ def sizes_adapt(config: RunConfig) -> bool:
 
 
 class ReplayBuffer(msgspec.Struct):
-    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved. asked:
-    other nodes' questions that a stage attempted, the newest last.
+    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
 
     Each is filled only if a setting uses it.
     """
 
     replay: list[ReplayEntry] = []
     difficulty: dict[str, SuccessPosterior] = {}
-    asked: list[TaskRef] = []
 
     def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
         """Add the local groups of a round, once."""
-        if needs_replay_buffer(config):
+        if config.replay_groups:
             self.replay = training_batch.update_replay_entries(
                 self.replay, round_number, groups, config.replay_half_life
             )
@@ -100,18 +97,11 @@ class ReplayBuffer(msgspec.Struct):
             adaptive_sampling.update_posteriors(self.difficulty, groups)
 
 
-def needs_replay_buffer(config: RunConfig) -> bool:
-    """Own successes are needed again: for replay, or for a stage that has no others' to use."""
-    return bool(config.replay_groups) or (
-        config.stage in ("relay", "relay_start", "retry") and not config.external_groups
-    )
-
-
 def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
     """The buffer after this many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a
     task that is no longer in the run may be gone. Raises JournalError."""
     memory = ReplayBuffer()
-    if not needs_replay_buffer(config) and config.curriculum == "uniform" and not sizes_adapt(config):
+    if not config.replay_groups and config.curriculum == "uniform" and not sizes_adapt(config):
         return memory
     by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
@@ -167,26 +157,14 @@ class UpdateCall:
 
 
 @dataclass
-class StageStep:
-    """Mutable: prompts of a stage and the work on them; once they are rewarded, the groups with their completions, which
-    begin as the prompts demand."""
-
-    prompts: tuple[StagePrompt, ...]
-    work: RoundWork
-    answered: tuple[AnsweredPrompt, ...] | None = None
-    completions: list[list[Completion]] = field(default_factory=list)
-
-
-@dataclass
 class RoundWork:
     """Mutable on purpose: one object per round.
 
     questions[i] belongs to prompts[i], completions[i] and local[i]; partial[i]: completions sampled so far, while completions
     is None; over: positions (question, completion) of episodes without a further turn. taken: when the external groups were
     taken, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of earlier rounds that the
-    update used besides `trained`. steps, staged: of the run's stage, and whether it is over; stage_samples: its samples for
-    the update; stage_groups: its groups, with advantages; figures: its counts. untold: events of the finished round that are
-    not in the journal yet. examples: verified texts of the update, in an example round.
+    update used besides `trained`. untold: events of the finished round that are not in the journal yet. examples: verified
+    texts of the update, in an example round.
     """
 
     round: int
@@ -206,11 +184,6 @@ class RoundWork:
     stats: UpdateStats | None = None
     trained: list[Group] = field(default_factory=list)
     replayed: int = 0
-    steps: list[StageStep] = field(default_factory=list)
-    stage_samples: list[TrainSample] = field(default_factory=list)
-    stage_groups: list[Group] = field(default_factory=list)
-    staged: bool = False
-    figures: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     untold: tuple[Event, ...] = ()
     examples: int = 0

@@ -1,4 +1,4 @@
-"""One round (SAPO, algorithm 1): plan, generate, score, exchange, its stage, update, record."""
+"""One round (SAPO, algorithm 1): plan, generate, score, exchange, update, record."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from sapo_backends.base import Completion, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
+from sapo_backends.base import RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
 from sapo_backends.errors import Cancelled
 from sapo_swarm.algorithms.base import AFTER_EXAMPLES, rate_share
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
-from sapo_swarm.node.exchange import least_likely
 from sapo_swarm.node.rollouts import (
     NOTHING,
     Place,
@@ -31,13 +30,10 @@ from sapo_swarm.node.rollouts import (
     score_local_groups,
     turn_length,
 )
-from sapo_swarm.node.round_context import RoundContext, RoundWork, StageStep, UpdateCall
-from sapo_swarm.protocol.receive import AcceptanceRules
-from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.sapo import adaptive_sampling
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
-from sapo_swarm.sapo.stages import STAGES, AnsweredPrompt, StageLesson, StageMaterial, StagePrompt
-from sapo_swarm.sapo.training_batch import as_rewards, assemble_batch, observe_trained, sample_replay, with_advantages
+from sapo_swarm.sapo.training_batch import assemble_batch, observe_trained, sample_replay, with_advantages
 from sapo_swarm.tasks.catalogue import (
     CATALOGUE,
     LIBRARY_PRESET,
@@ -50,7 +46,7 @@ from sapo_swarm.tasks.catalogue import (
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import Group, Question, TaskRef, finite_or_none
 
-# The phases of one round (SAPO, Algorithm 1): plan, generate, score, exchange, stage, update, record.
+# The phases of one round (SAPO, Algorithm 1): plan, generate, score, exchange, update, record.
 #
 # Each looks at the work so far and does only what is missing. What a round works on is a pure function of node and
 # round. An interruption loses nothing: finished completions stay, unfinished ones are continued. Every completion has
@@ -267,148 +263,6 @@ async def share_groups(context: RoundContext, work: RoundWork) -> None:
         context.end()
 
 
-# The stage of a round (sapo_swarm.sapo.stages): generates with its prompts, scores, and makes samples for the update.
-#
-# External text enters a prompt here. It has passed the receiver (signature, own verifier, likelihood, phrases), goes
-# through safe_text and is cut, and the tokenizer never makes a control token of it. A completion that followed such
-# text is trained on without it only if this node's policy could have written it unaided (the receiver's log-probability
-# floor).
-
-ASKED = 4096
-"""Other nodes' questions that a node remembers having attempted."""
-
-
-async def run_stage(context: RoundContext, work: RoundWork) -> None:
-    """Everything the run's stage asks for that is still missing; nothing if the run has no stage. Raises Cancelled."""
-    config = context.config
-    if config.stage == "none" or work.staged or context.host.engine.info.trainable == 0:
-        return
-    chosen, material = STAGES[config.stage], _material(context, work)
-    seed = round_seed(context.node_key, config.seed, work.round, "stage")
-    while True:
-        answered = [a for step in work.steps for a in step.answered or ()]
-        if not work.steps or work.steps[-1].answered is not None:
-            stage_prompts = _fitting(context, chosen.prompts(material, answered, np.random.default_rng(seed)))
-            if not stage_prompts:
-                break
-            work.steps.append(_step(context, work, stage_prompts))
-        await _answer(context, work, work.steps[-1], len(work.steps))
-    completions = [row for step in work.steps for row in step.completions]
-    groups, samples = [a.group for a in answered], list[TrainSample]()
-    for lesson in chosen.lessons(material, answered):
-        i = lesson.answered
-        advantages = _advantages(context, answered[i], lesson)
-        samples += await _samples_stage(context, answered[i], completions[i], lesson, advantages)
-        filled = tuple(advantages.get(place, 0.0) for place in range(len(groups[i].rollouts)))
-        groups[i] = msgspec.structs.replace(groups[i], advantages=filled)
-    work.stage_groups, work.stage_samples = groups, samples
-    work.figures |= chosen.figures(material, answered)
-    mine = {group.question.ref for group in material.local}
-    context.memory.asked += [ref for a in answered if (ref := a.prompt.question.ref) not in mine]
-    del context.memory.asked[:-ASKED]
-    work.staged = True
-
-
-def _material(context: RoundContext, work: RoundWork) -> StageMaterial:
-    """Local groups, and questions that others succeeded or failed at; for a node alone, own groups of earlier rounds.
-    Episodes are left out."""
-    assert work.local is not None
-    config, memory = context.config, context.memory
-    if work.external or config.external_groups:
-        attempted = set(memory.asked)
-        others_groups = tuple(group for group in work.external or () if group.question.ref not in attempted)
-    else:
-        others_groups = tuple(past.group for past in memory.replay if past.round < work.round)
-    local, others = (
-        [made_safe(g) for g in groups if not library.max_episode_turns(g.question.ref)]
-        for groups in (work.local, others_groups)
-    )
-    return StageMaterial(tuple(local), tuple(others), config.stage_groups, config.answer_format)
-
-
-def made_safe(group: Group) -> Group:
-    """The group with texts that hold nothing a terminal would obey or that could fool a reader."""
-    rollouts = tuple(msgspec.structs.replace(r, text=safe_text(r.text)) for r in group.rollouts)
-    return msgspec.structs.replace(group, rollouts=rollouts)
-
-
-def _ids(context: RoundContext, prompt: StagePrompt) -> list[int]:
-    question = msgspec.structs.replace(prompt.question, prompt=prompt.text or prompt.question.prompt)
-    tokenizer = context.host.engine.tokenizer
-    return [*prompt_ids(tokenizer, context.scorer, question), *tokenizer.encode_text(prompt.start)]
-
-
-def _fitting(context: RoundContext, prompts: Sequence[StagePrompt]) -> list[StagePrompt]:
-    """The prompts that leave room for a completion."""
-    room = context.host.engine.info.context_length - context.config.max_new_tokens
-    return [prompt for prompt in prompts if len(_ids(context, prompt)) <= room]
-
-
-def _step(context: RoundContext, work: RoundWork, prompts: Sequence[StagePrompt]) -> StageStep:
-    inner = RoundWork(work.round, questions=[prompt.question for prompt in prompts])
-    inner.prompts = [_ids(context, prompt) for prompt in prompts]
-    inner.seconds = work.seconds
-    return StageStep(tuple(prompts), inner)
-
-
-async def _answer(context: RoundContext, work: RoundWork, step: StageStep, number: int) -> None:
-    """Generate and reward the step's groups, with separate random numbers."""
-    further = replace(context, node_key=f"{context.node_key}/stage-{number}")
-    await generate_groups(further, step.work)
-    assert step.work.questions is not None
-    assert step.work.completions is not None
-    tokenizer, rule, label = context.host.engine.tokenizer, context.config.reward_rule, context.model_label
-    name = context.config.stage
-    starts = [tuple(tokenizer.encode_text(prompt.start)) for prompt in step.prompts]
-    step.completions = [
-        [Completion(start + c.tokens, c.logprobs if not start else (), c.finish) for c in row]
-        for start, row in zip(starts, step.work.completions, strict=True)
-    ]
-    with work.timed("score"), work.judging(context.scorer.judge):
-        scored = await score_local_groups(tokenizer, context.scorer, step.work.questions, step.completions, rule, label)
-    step.answered = tuple(
-        AnsweredPrompt(prompt, msgspec.structs.replace(group, stage=f"{name}/shown" if prompt.text else name))
-        for prompt, (group, _) in zip(step.prompts, scored, strict=True)
-    )
-
-
-def _advantages(context: RoundContext, answered: AnsweredPrompt, lesson: StageLesson) -> dict[int, float]:
-    """Advantages of the lesson's completions, by position: relative to each other and the baseline."""
-    rewards = [*lesson.baseline, *(answered.group.rewards[place] for place in lesson.places)]
-    values = context.algorithm.advantages(as_rewards(rewards))[len(lesson.baseline) :]
-    return dict(zip(lesson.places, values.tolist(), strict=True))
-
-
-async def _samples_stage(
-    context: RoundContext,
-    answered: AnsweredPrompt,
-    completions: Sequence[Completion],
-    lesson: StageLesson,
-    advantages: dict[int, float],
-) -> list[TrainSample]:
-    """The lesson's completions under its prompt. If that is not the prompt they were generated with, the policy being trained
-    did not write them: they have no behaviour log-probabilities."""
-    asked = answered.prompt
-    same = not asked.start and (lesson.shown or asked.text in ("", asked.question.prompt))
-    prompt = asked if same else StagePrompt(asked.question)
-    ids, longest = tuple(_ids(context, prompt)), context.host.engine.info.context_length
-    places = list(lesson.places)
-    if not same:
-        places = [place for place in places if await _plausible(context, answered.group, place)]
-    keeps = same and context.host.engine.separate_generator
-    return [
-        TrainSample(ids, c.tokens, advantages[place], behaviour_logprobs=c.logprobs if keeps else None)
-        for place in places
-        if (c := completions[place]).tokens and len(ids) + len(c.tokens) <= longest
-    ]
-
-
-async def _plausible(context: RoundContext, group: Group, place: int) -> bool:
-    text = group.rollouts[place].text
-    lowest, _ = await least_likely(context.host, group.question, [text], context.config.answer_format)
-    return lowest >= AcceptanceRules().logprob_floor
-
-
 # The update of a round, and what the finished round leaves: its groups and its figures, as events.
 
 _NAN = float("nan")
@@ -447,7 +301,6 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
         replayed = _replayed(context, work, rng)
         for group in replayed:
             samples += _samples_training(context, work, group, positive_only=True)
-        samples += work.stage_samples
         if context.policy.epochs * context.policy.minibatches > 1:
             samples = await _with_old_logprobs(context, samples)
         rate = context.policy.learning_rate * rate_share(context.config, work.round - context.examples_rounds)
@@ -530,10 +383,8 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
         events.append(
             GroupRecorded(round=work.round, group=recorded, trained=any(recorded.advantages), first_solved=first)
         )
-    events += [GroupRecorded(round=work.round, group=g, trained=any(g.advantages)) for g in work.stage_groups]
     stats, flat = work.stats, [c for group in work.completions for c in group]
     counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
-    staged = [c for step in work.steps for group in step.work.completions or () for c in group]
     external = [g for g in work.trained if g.external]
     local = [g for g in work.trained if not g.external] if work.trained else work.local
     events.append(
@@ -549,7 +400,7 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
             truncated=sum(c.finish == "length" for c in flat),
             well_formed=work.well_formed,
             completions=len(flat),
-            tokens_generated=sum(c.sampled for c in [*flat, *staged]),
+            tokens_generated=sum(c.sampled for c in flat),
             tokens_trained=stats.tokens_local + stats.tokens_external,
             bytes_sent=work.bytes_sent,
             bytes_received=work.bytes_received,
@@ -562,7 +413,7 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
             ratio_max=finite_or_none(stats.ratio_max),
             task_rewards=_by_task(work.local),
             seconds=dict(work.seconds),
-            figures=work.figures | {name: float(count) for name, count in counts.items() if count},
+            figures={name: float(count) for name, count in counts.items() if count},
             taught=dict(Counter(g.question.ref.dataset for g in external if g.teaches)),
         )
     )

@@ -15,18 +15,12 @@ from tests.support.model_folder import weights
 from tests.support.node_process import FAKE, sapo
 from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, make
 
-from sapo_backends.base import Completion
 from sapo_backends.errors import OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
-from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.governor import run_control
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundWork, StageStep
-from sapo_swarm.node.round_phases import run_stage
-from sapo_swarm.node.setup import NodeSetup, round_context
-from sapo_swarm.sapo.stages import AnsweredPrompt, StagePrompt
-from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.types import Group, Question, Rollout, TaskRef
+from sapo_swarm.node.round_context import BatchSizer
+from sapo_swarm.node.setup import NodeSetup
 
 
 class SmallEngine(CountingEngine):
@@ -149,42 +143,6 @@ async def test_memory_that_runs_out_in_the_second_minibatch_leaves_the_weights_o
         assert node.rounds_done == 1
         await make(tmp_path / "run", CountingEngine(), config).run()
     assert weights(tmp_path / "run", 2) == weights(tmp_path / "calm", 2)
-
-
-class Refusing(CountingEngine):
-    """Has no memory for the second reading of log-probabilities, once."""
-
-    readings = 0
-
-    def logprobs(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        self.readings += 1
-        if self.readings == 2:
-            raise OutOfMemory(2**34, 2**30, "Lower group_size.")
-        return super().logprobs(*args, **kwargs)
-
-
-async def test_a_stage_that_ran_out_of_memory_between_two_lessons_takes_each_of_them_once(tmp_path: Path) -> None:
-    """Two dead questions were attempted again with a hint, and one attempt of each succeeded."""
-    config = structs.replace(CONFIG, stage="relay")
-    asked = [Question(TaskRef("calendar_arithmetic", "starter", n), f"Day {n}?", f"{n}" * 64) for n in range(2)]
-    wrong, right = (Rollout(f"<answer>{day}day</answer>", "stop", float(day == "Mon")) for day in ("Sun", "Mon"))
-    prompts = tuple(StagePrompt(question, f"{question.prompt} Count.") for question in asked)
-    answered = tuple(AnsweredPrompt(prompt, Group(prompt.question, (right, wrong))) for prompt in prompts)
-    host, engine = EngineThread(), Refusing()
-    await host.load(lambda: engine)
-    completions = [[Completion(tuple(engine.tokenizer.encode_text(r.text)), (), "stop") for r in (right, wrong)]] * 2
-    local = [Group(question, (wrong, wrong)) for question in asked]
-    work = RoundWork(0, local=local, steps=[StageStep(prompts, RoundWork(0), answered, completions)])
-    setup = NodeSetup(config, "refusing", tmp_path, lambda _: engine, lambda: CALM)
-    context = round_context(
-        setup, config, host, Scorer(), NodeActivity(), lambda phase: None, excluded=frozenset(), memory=ReplayBuffer()
-    )
-    with pytest.raises(OutOfMemory):
-        await run_stage(context, work)
-    await run_stage(context, work)
-    await host.close()
-    assert engine.readings == 4, "the second time both of them"
-    assert len(work.stage_samples) == 2
 
 
 def system(proc: Path, kills: int, boot: str = "b1") -> Path:

@@ -15,7 +15,6 @@ from sapo_desktop.dashboard.look import (
     format_share,
     plain_text,
     shorten_phrases,
-    stage_words,
     wrap_text,
 )
 from sapo_desktop.dashboard.state import DashboardState
@@ -112,8 +111,6 @@ def _round_lines(state: DashboardState, width: int, height: int) -> list[Content
     ]
     if last.external_wanted and not last.external_groups:
         rows.append(Content.styled("no external group had unequal rewards: local ones fill in", "$warning"))
-    elif stage := stage_words(last.figures):
-        rows += [Content.styled(line, MUTED) for line in wrap_text(stage, width)]
     elif (note := _note(state)) and width >= 50:
         rows.append(Content.styled(note, MUTED))
     return rows

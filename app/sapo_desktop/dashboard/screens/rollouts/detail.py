@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.look import SECOND, GlyphSet, format_reward_value, plain_text
+from sapo_desktop.dashboard.look import GlyphSet, format_reward_value, plain_text
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.frame import ChoiceList
 from sapo_swarm.events import GroupRecorded
@@ -26,7 +26,6 @@ def group_details(event: GroupRecorded, glyphs: GlyphSet, truth: str = "") -> Co
     """The whole group: origin, question, and each attempt with its verdict. truth: a correct answer, "" if not requested."""
     group = event.group
     source = f"from {plain_text(group.node[:8], 8)} ({plain_text(group.model, 40)})" if group.external else "local"
-    source += f", {SECOND[group.stage]}" if group.stage in SECOND else ""
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),

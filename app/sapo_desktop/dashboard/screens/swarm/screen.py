@@ -20,7 +20,6 @@ from sapo_desktop.dashboard.look import (
     format_share,
     plain_text,
     shorten_phrases,
-    stage_words,
     wrap_text,
 )
 from sapo_desktop.dashboard.screens.dashboard import (
@@ -263,8 +262,6 @@ def exchange_summary(state: DashboardState, now: float, width: int, height: int,
     came, rise = from_others(state), improved_tasks_sentence(state)
     rows = [Content.styled(shorten_phrases(came, width), "bold")] if came else []
     rows += [Content.styled(shorten_phrases(rise, width), "$muted")] if rise else []
-    if state.round is not None and (said := stage_words(state.round.figures)):
-        rows.append(Content.styled(shorten_phrases(f"last round: {said}", width), "$muted"))
     if height <= LOW and (aha := in_a_line(state, width - len(AHA))):
         rows.append(Content.assemble((AHA, "bold $accent"), aha))
     rows.append(_row(("groups made", format_count(swarm.made)), ("accepted", format_count(swarm.accepted))))
