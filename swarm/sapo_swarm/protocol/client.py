@@ -10,15 +10,18 @@ import errno
 import random
 import socket
 import ssl
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 
 from sapo_swarm.errors import SwarmError
@@ -112,6 +115,45 @@ class BoundedResponse(aiohttp.ClientResponse):
             del protocol.read
 
 
+class DaemonResolver(AbstractResolver):
+    """Looks names up in daemon threads: where a name server hangs, so would the end of a program that uses the loop's pool."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """The addresses of a host. Raises OSError."""
+        answer: Future[list[ResolveResult]] = Future()
+        threading.Thread(target=_look_up, args=(answer, host, port, family), name="names", daemon=True).start()
+        return await asyncio.wrap_future(answer)
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _look_up(answer: Future[list[ResolveResult]], host: str, port: int, family: int) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    numbers, flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    try:
+        answer.set_result(
+            [
+                ResolveResult(
+                    hostname=host,
+                    host=socket.getnameinfo(address, numbers)[0],  # with the scope of a link-local one
+                    port=int(address[1]),
+                    family=kind,
+                    proto=protocol,
+                    flags=flags,
+                )
+                for kind, _, protocol, _, address in socket.getaddrinfo(
+                    host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+                )
+            ]
+        )
+    except Exception as error:  # for the caller
+        answer.set_exception(error)
+
+
 def open_session(
     fingerprint: str, timeout_s: float, headers: Mapping[str, str] = {}, url: str | None = None
 ) -> aiohttp.ClientSession:
@@ -120,7 +162,7 @@ def open_session(
     pin: aiohttp.Fingerprint | bool = aiohttp.Fingerprint(bytes.fromhex(fingerprint)) if fingerprint else True
     return aiohttp.ClientSession(
         base_url=url,
-        connector=aiohttp.TCPConnector(limit=2, ssl=pin, keepalive_timeout=KEEPALIVE_S),
+        connector=aiohttp.TCPConnector(limit=2, ssl=pin, keepalive_timeout=KEEPALIVE_S, resolver=DaemonResolver()),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(5.0, timeout_s)),
         response_class=BoundedResponse,
         auto_decompress=False,
