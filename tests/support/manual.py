@@ -8,10 +8,9 @@ from sapo_desktop import settings
 from sapo_desktop.cli import GROUPS
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.look import LISTS, PALETTE, binding_rows
-from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
 from sapo_desktop.dashboard.screens.dialogs import ChoiceDialog, QuitDialog, SnoozeDialog
-from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.screens.first_run import BasesDialog, FirstRunScreen
 from sapo_desktop.dashboard.screens.help import WORDS, DoctorScreen, HelpScreen
 from sapo_desktop.dashboard.screens.log import LogScreen
 from sapo_desktop.dashboard.screens.models.chat import ChatScreen

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.machine.self_test import Finding
 from sapo_desktop.services.models import going_back
 from sapo_desktop.services.models.pieces import ChatChunk, HeldOut, Marks
 from sapo_desktop.services.models.screen.interface import (

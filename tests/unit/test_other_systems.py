@@ -13,7 +13,7 @@ UNIX_ONLY = ("fcntl", "resource", "termios", "pty", "tty", "pwd", "grp")
 BEHIND_A_CHECK = {
     "app/sapo_desktop/paths.py": "whose home directory it is",
     "app/sapo_desktop/services/nodes/supervisor.py": "one lock a home: msvcrt on Windows",
-    "app/sapo_desktop/dashboard/terminal.py": "a terminal that hangs up",
+    "app/sapo_desktop/dashboard/app.py": "a terminal that hangs up",
     "backends/sapo_backends/checkpoints/inspection.py": "how a child that inspects a model ended",
     "backends/sapo_backends/checkpoints/inspection_child.py": "the memory and time of that child",
     "backends/sapo_backends/measure/probe.py": "the peak memory of a child",

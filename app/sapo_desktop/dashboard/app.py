@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -13,11 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.driver import Driver
 from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.theme import Theme
 
-from sapo_desktop.dashboard import terminal
 from sapo_desktop.dashboard.actions import DashboardActions, Start
 from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look import DEFAULTS, THEMES, AsciiFilter, choose_glyphs
@@ -26,12 +32,91 @@ from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.state import DashboardState, EventFeed, ReplayCaption, ReplayRewound, apply_event
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
+from sapo_desktop.streams import to_nowhere
 
-if TYPE_CHECKING:  # not imported before the first frame
+if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.actions import HomeModels
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
     from sapo_desktop.services.swarms.actions import HomeActions
     from sapo_desktop.services.tasks.wizard.actions import HomeTasks
+
+
+# The terminal that shows the dashboard: detects that it is gone (a closed window, a dropped ssh, a closed browser tab), and
+# restores it when the program continues after being stopped.
+#
+# A terminal may disappear without a signal. Reads then return nothing, immediately and for ever, and Textual's input thread would
+# spin on it. So a thread checks twice a second, at next to no cost, and ends the dashboard; the node is not affected.
+
+LOOK_S = 0.5
+GRACE_S = 5.0
+"""Seconds until a dashboard that has not ended (its output may hang on the dead terminal) is killed."""
+
+
+def hung_up(descriptor: int) -> bool:
+    """Whether this terminal or pipe will never deliver input again: it is readable but holds no bytes. Unix only."""
+    import fcntl
+    import termios
+
+    try:
+        if not select.select([descriptor], [], [], 0)[0]:
+            return False
+        waiting = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+    except (OSError, ValueError):
+        return True
+    return not any(waiting)
+
+
+class _Stoppable(Driver):
+    """A driver that survives being stopped from outside (SIGSTOP), which does not release the terminal as Ctrl+Z does. Textual's
+    driver starts again on each resume: two more threads and 80 KB each time, which compete for the keys and never end."""
+
+    _given_back = False
+
+    def suspend_application_mode(self) -> None:
+        super().suspend_application_mode()
+        self._given_back = True
+
+    def resume_application_mode(self) -> None:
+        """Also called from a signal handler, which must not wait for a thread."""
+        if self._given_back:
+            self._given_back = False
+            super().resume_application_mode()
+        else:
+            asyncio.get_running_loop().call_soon_threadsafe(self._take_again)
+
+    def _take_again(self) -> None:
+        """Set the terminal up again: the shell may have changed it meanwhile."""
+        self.suspend_application_mode()
+        self.resume_application_mode()
+
+
+def stoppable_driver(driver: type[Driver]) -> type[Driver]:
+    """The driver class, extended to set the terminal up again after a stop."""
+    return type(driver.__name__, (_Stoppable, driver), {})
+
+
+def watch_terminal(gone: Callable[[], None], ended: Callable[[], None]) -> None:
+    """Call `gone` on the running loop once the terminal is gone, `ended` on SIGHUP and SIGTERM. Main thread only."""
+    loop = asyncio.get_running_loop()
+    if sys.platform == "win32":  # closing a console ends its programs
+        return
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        loop.add_signal_handler(number, ended)
+    threading.Thread(target=_look, args=(loop, gone), name="lifeline", daemon=True).start()
+
+
+def _look(loop: asyncio.AbstractEventLoop, gone: Callable[[], None]) -> None:
+    outputs = [1, 2] if os.isatty(2) else [1]
+    empty = 0
+    while empty < 2:  # one may be chance: the input thread can read the key between the two checks
+        time.sleep(LOOK_S)
+        empty = empty + 1 if hung_up(0) else 0
+    to_nowhere(*outputs)
+    with contextlib.suppress(RuntimeError):  # the loop has just closed: the dashboard was exiting anyway
+        loop.call_soon_threadsafe(gone)
+    time.sleep(GRACE_S)
+    os._exit(0)
+
 
 FOCUSED_S, BLURRED_S = 0.5, 2.0
 """Seconds between refreshes: 2 Hz while the terminal has the focus, 0.5 Hz while it has not."""
@@ -110,7 +195,7 @@ class SapoDashboard(DashboardActions):
         self.state = DashboardState()
         self._caption: ReplayCaption | None = None
         self._first_is_out = self.begun = False
-        super().__init__(driver_class=terminal.stoppable_driver(self.get_driver_class()))
+        super().__init__(driver_class=stoppable_driver(self.get_driver_class()))
         self.animation_level = "none"  # no animations, least of all over SSH
         if model_actions is not None:
             self.add_mode("models", partial(create_mode_screen, "models"))
@@ -161,7 +246,7 @@ class SapoDashboard(DashboardActions):
         self.set_class(self.glyphs.ascii, "-ascii")
         self._timer = self.set_interval(FOCUSED_S, self.redraw)
         if not self.is_headless:
-            terminal.watch_terminal(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
+            watch_terminal(gone=partial(self.exit, None), ended=partial(self.exit, "background"))
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.call_after_refresh(self._first_frame_is_out)
         self.set_timer(FOCUSED_S, self._first_frame_is_out)  # a screen opened by an early key delays the refresh

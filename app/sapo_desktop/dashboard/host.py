@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.look import GlyphSet, plain_text
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.state import DashboardState, EventFeed, QuitChoice
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.machine.self_test import Finding
 
 if TYPE_CHECKING:  # a first frame waits for none of these
     from sapo_desktop.services.models.screen.actions import HomeModels

@@ -149,7 +149,7 @@ def _reasons(config: RunConfig, look: Look) -> bool:
 def check_config(config: RunConfig) -> None:
     """Check names that the schema cannot. Raises UsageError, BadTask, UnknownTask with the nearest match."""
     from sapo_backends import registry
-    from sapo_swarm.algorithms.registry import load_algorithm
+    from sapo_swarm.algorithms.base import load_algorithm
     from sapo_swarm.sapo.training_batch import find_strategy
     from sapo_swarm.tasks import catalogue
 

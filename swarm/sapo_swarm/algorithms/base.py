@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sapo_swarm.config import RunConfig
+from sapo_swarm.errors import UnknownName
 
-if TYPE_CHECKING:  # numpy, which the dashboard does without
+if TYPE_CHECKING:
     from sapo_backends.base import PolicyUpdate
     from sapo_swarm.sapo.training_batch import AdvantageRule
+
 
 PolicyRule = Callable[[RunConfig, float], "PolicyUpdate"]
 """(settings, learning rate) -> the update, which every engine computes in the same way."""
@@ -88,3 +91,24 @@ def rate_share(config: RunConfig, round_number: int) -> float:
     if last < 1 or round_number <= last / 2:
         return 1.0
     return 1.0 - (1.0 - config.final_rate) * min(1.0, round_number / last * 2.0 - 1.0)
+
+
+# Algorithms by name; a module is imported when its name is chosen.
+
+ALGORITHMS: dict[str, str] = {
+    "grpo": "sapo_swarm.algorithms.grpo",
+    "dr_grpo": "sapo_swarm.algorithms.dr_grpo",
+    "rloo": "sapo_swarm.algorithms.rloo",
+    "gspo": "sapo_swarm.algorithms.gspo",
+    "maxrl": "sapo_swarm.algorithms.maxrl",
+}
+"""Name -> module with an ALGORITHM."""
+
+
+def load_algorithm(name: str) -> Algorithm:
+    """Raises UnknownName, which names the nearest."""
+    module = ALGORITHMS.get(name)
+    if module is None:
+        raise UnknownName("algorithm", name, ALGORITHMS)
+    algorithm: Algorithm = importlib.import_module(module).ALGORITHM
+    return algorithm

@@ -235,7 +235,7 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
         if items is None:  # the best ones are unknown: all stay
             checkpoints.pinned = tuple(map(rounds_of, checkpoints.complete()))
         else:
-            checkpoints.pinned = tripwire.pinned_rounds(tripwire.watch_of(events, items, 0.0), state.rollbacks)
+            checkpoints.pinned = tripwire.checkpoints_to_keep(tripwire.watch_of(events, items, 0.0), state.rollbacks)
         saved = copy_state(checkpoints, target, path, state, state.solved)
         resume_log.delete_in_flight(model)  # rollouts of a round that will not come
         log.start(ResumeHeader(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))

@@ -245,7 +245,7 @@ class RollbackGuard:
             self.exchange.take(watch.taking)
 
     def _pin(self) -> None:
-        self.checkpoints.pinned = tripwire.pinned_rounds(self.watch, self.rollbacks)
+        self.checkpoints.pinned = tripwire.checkpoints_to_keep(self.watch, self.rollbacks)
 
 
 def _half(show: Ask, place: int) -> Ask:

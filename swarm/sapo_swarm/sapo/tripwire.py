@@ -166,7 +166,7 @@ def is_new_best(best: HeldOut, now: HeldOut) -> bool:
     return now.pass_at_1 > best.pass_at_1 + doubt
 
 
-def pinned_rounds(watch: TripwireState, rollbacks: int) -> tuple[int, ...]:
+def checkpoints_to_keep(watch: TripwireState, rollbacks: int) -> tuple[int, ...]:
     """Checkpoints that stay, the most needed first: the one to be restored until that is done, or else the best one; then the
     best at temperature 0. rollbacks: those that led to the weights."""
     best = (watch.best.round,) if watch.best else ()

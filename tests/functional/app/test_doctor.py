@@ -20,7 +20,7 @@ from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import doctor
 from sapo_desktop.services.machine.doctor import stream_findings
-from sapo_desktop.services.machine.finding import COLUMN, Finding
+from sapo_desktop.services.machine.self_test import COLUMN, Finding
 from sapo_desktop.services.nodes import children, supervisor
 from sapo_swarm.node.control_api import NodeNotAnswering
 

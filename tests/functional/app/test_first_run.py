@@ -14,8 +14,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.screens.bases import BasesDialog
-from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.screens.first_run import BasesDialog, FirstRunScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import LIST, OWN, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo

@@ -15,9 +15,8 @@ from textual.widgets import OptionList
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.look import binding_rows, describe_binding, own_bindings
 from sapo_desktop.dashboard.replay import ReplayFeed
-from sapo_desktop.dashboard.screens.bases import BasesDialog
 from sapo_desktop.dashboard.screens.dashboard import DashboardScreen
-from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
+from sapo_desktop.dashboard.screens.first_run import BasesDialog, FirstRunScreen
 from sapo_desktop.dashboard.screens.models.dialogs import NameDialog
 from sapo_desktop.dashboard.screens.swarm.dialogs import JoinDialog
 from sapo_desktop.paths import Home

@@ -21,10 +21,7 @@ from sapo_swarm.events import LogLine, RoundFinished
 from sapo_swarm.node import resume_log
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.resume_log import drop_external
-from sapo_swarm.node.round_context import RoundWork, StageStep
 from sapo_swarm.node.swarm_exchange import GROUP_LIFE_S
-from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 HEALTHY = 999
 
@@ -121,12 +118,3 @@ async def test_a_round_kept_by_an_older_version_keeps_its_rollouts_and_not_its_g
     assert finished(tmp_path).external_groups == 0
     told = [e.text for e in read_only(tmp_path / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert any("were kept and are used" in text for text in told)
-
-
-def test_what_a_stage_made_of_groups_that_are_dropped_goes_too() -> None:
-    question = Question(TaskRef("basic_arithmetic", "starter", 1), "1 + 1", "0" * 64)
-    group = Group(question, (Rollout("2", "stop", 1.0),), "external", "peer", "m")
-    work = RoundWork(0, external=(group,), staged=True, stage_groups=[group], figures={"revived": 1.0})
-    work.steps = [StageStep((), RoundWork(0))]
-    drop_external(work)
-    assert work == RoundWork(0, external=())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sapo_desktop.commands.swarms.contribute import AnswerSession
 from sapo_desktop.errors import AppError
-from sapo_desktop.services.swarms.answering import AnswerSession
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.scoring.scorer import Scorer
 

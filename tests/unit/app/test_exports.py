@@ -19,12 +19,17 @@ from sapo_desktop.commands.models.export import lm_studio_target
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases.licence import licence_of
 from sapo_desktop.services.models.exports.card import ModelCardRecord, record_of, render_model_card
-from sapo_desktop.services.models.exports.export import LIBRARIES, compare_greedy_answers, require_empty, unfinished
+from sapo_desktop.services.models.exports.export import (
+    LIBRARIES,
+    compare_greedy_answers,
+    loading_instructions,
+    require_empty,
+    unfinished,
+)
 from sapo_desktop.services.models.exports.foreign import PACKAGES, answer_with_library
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportPlan
 from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
-from sapo_desktop.services.models.exports.modelfile import render_modelfile
-from sapo_desktop.services.models.exports.usage import loading_instructions
+from sapo_desktop.services.models.exports.writing import render_modelfile
 from sapo_desktop.services.models.shelf.history import load_history
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.support.own_tasks import library_in, sums, write_folder
 
-from sapo_desktop.commands.tasks.listing import give_to_all
 from sapo_desktop.commands.tasks.own import check_task
+from sapo_desktop.commands.tasks.verb import give_to_all
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing

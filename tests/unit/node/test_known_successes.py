@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_desktop.services.swarms.answering import AnswerSession
+from sapo_desktop.commands.swarms.contribute import AnswerSession
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node import known_successes
 from sapo_swarm.node.base_trial import sources_in_words

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sapo_desktop.services.swarms import answering
+from sapo_desktop.commands.swarms import contribute
 from sapo_desktop.services.swarms.membership import public_model_name
 from sapo_swarm.config import RunConfig
 from sapo_swarm.errors import UnknownName
@@ -194,17 +194,17 @@ def test_a_model_s_name_is_shared_without_its_path_or_odd_characters() -> None:
     ],
 )
 def test_a_bare_line_of_a_person_is_the_answer(answer_format: AnswerFormat, typed: str, text: str) -> None:
-    assert answering.parse_attempt(typed, REF, answer_format) == text
+    assert contribute.parse_attempt(typed, REF, answer_format) == text
 
 
 def test_an_answer_to_an_own_task_that_is_read_elsewhere_stays_as_it_is_typed() -> None:
-    assert answering.parse_attempt(" 7 ", TaskRef("mine", "own", 1, generator="task-0123")) == "7"
+    assert contribute.parse_attempt(" 7 ", TaskRef("mine", "own", 1, generator="task-0123")) == "7"
 
 
 @pytest.mark.parametrize("typed", ["", "  ", "x" * 9000])
 def test_an_attempt_that_cannot_travel_says_why(typed: str) -> None:
     with pytest.raises(ValueError, match="attempt"):
-        answering.parse_attempt(typed, REF)
+        contribute.parse_attempt(typed, REF)
 
 
 @given(st.lists(st.floats(-20, 0), min_size=1, max_size=60), st.integers(1, 40))

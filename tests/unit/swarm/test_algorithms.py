@@ -10,8 +10,7 @@ import pytest
 
 from sapo_backends.base import TrainSample
 from sapo_backends.reference import sample_term
-from sapo_swarm.algorithms.base import learning_rate
-from sapo_swarm.algorithms.registry import ALGORITHMS, load_algorithm
+from sapo_swarm.algorithms.base import ALGORITHMS, learning_rate, load_algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.errors import UnknownName
 from sapo_swarm.sapo.training_batch import as_rewards

@@ -8,7 +8,7 @@ import sys
 
 from sapo_desktop.services.machine import self_test
 from sapo_desktop.services.machine.doctor import run_all_checks
-from sapo_desktop.services.machine.finding import COLUMN, Verdict
+from sapo_desktop.services.machine.self_test import COLUMN, Verdict
 from sapo_desktop.streams import json_line
 
 _MARKS: dict[Verdict, str] = {"ok": "✓", "note": "·", "fail": "✗"}

@@ -12,14 +12,15 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.errors import size_text
-from sapo_desktop.commands.models import figures
+from sapo_desktop import umask
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home, quote_command
-from sapo_desktop.services.models import control
+from sapo_desktop.paths import Home, quote_command, typed_target
+from sapo_desktop.services.models import control, recording
+from sapo_desktop.services.models.figures import FORMATS, KINDS, FigureJob, figure_rows, write_figures
 from sapo_desktop.services.models.shelf import history, keeping, mending, store
 from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, load_overview, tasks_of
-from sapo_desktop.streams import confirm_action, json_line
+from sapo_desktop.streams import confirm_action, json_line, print_progress
 from sapo_swarm.node.checkpoints import folder_bytes
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--even-in-use", action="store_true", help="with delete: although other models start from an export of this one"
     )
     parser.add_argument("--json", action="store_true", help="list, show and bases as JSON lines")
-    figures.add_arguments(parser)
+    _add_figures_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -70,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
         "prune": _prune,
         "bases": _bases,
         "fetch": _bases,
-        "figures": figures.export_figures,
+        "figures": export_figures,
     }
     if args.action in actions:
         return actions[args.action](home, args)
@@ -251,4 +252,38 @@ def _prune(home: Home, args: argparse.Namespace) -> int:
     if not confirm_action(args.yes, "Remove them? The newest and the best checkpoints of each model stay."):
         return 1
     print(f"{size_text(sum(keeping.remove_folders(spare) for _, spare in spares))} are free again.")
+    return 0
+
+
+# `sapo-desktop models figures NAME`: a run's metrics for other programs.
+
+
+def _add_figures_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that only this action has."""
+    formats = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
+    parser.add_argument("--format", choices=list(FORMATS), default="csv", help=f"figures: {formats} (default: csv)")
+    parser.add_argument("-o", "--output", type=Path, metavar="PATH", help="figures: the file to write")
+    parser.add_argument("--force", action="store_true", help="figures: in the place of what lies there")
+
+
+def export_figures(home: Home, args: argparse.Namespace) -> int:
+    """Write the figures; the exit code. Raises UsageError, AppError, JournalError."""
+    if args.output is None:
+        raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
+    umask.as_in_the_shell()
+    name, path = recording.find_recording(home, *args.names)
+    print_progress(0.0, "reading")
+    events = recording.load_recording(path, KINDS) if path.exists() else []
+    rows = list(figure_rows(events))
+    try:
+        write_figures(args.format, FigureJob(name, rows, typed_target(args.output), args.force, print_progress))
+    finally:
+        print_progress(1.0, f"figures of {name}")
+    rounds = sum(row.covers for row in rows)
+    print(f"Wrote the figures of {name}, {rounds:,} rounds in {len(rows):,} rows, to {args.output}")
+    if any(row.covers > 1 for row in rows):
+        print(
+            "Rounds of long ago are kept in blocks: covers says how many, counts and seconds are sums, figures means.",
+            file=sys.stderr,
+        )
     return 0

@@ -19,7 +19,7 @@ from sapo_desktop.paths import Home, own_command
 if TYPE_CHECKING:
     from sapo_desktop.dashboard.feed import ControlFeed
     from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
-    from sapo_desktop.services.machine.finding import Finding
+    from sapo_desktop.services.machine.self_test import Finding
     from sapo_desktop.services.models.screen.actions import HomeModels
     from sapo_desktop.services.models.screen.settings_actions import HomeSettings
     from sapo_desktop.services.swarms.actions import HomeActions

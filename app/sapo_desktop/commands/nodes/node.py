@@ -6,10 +6,14 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import logging
+import os
 import signal
 import sys
+import warnings
 from collections import deque
 from dataclasses import replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -31,7 +35,6 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.store import Model
-from sapo_desktop.services.nodes.logs import node_logging
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import invite_text, membership, trial
 from sapo_desktop.services.tasks import judging
@@ -59,7 +62,7 @@ from sapo_swarm.node.governor import run_control
 from sapo_swarm.node.governor.run_control import step_back
 from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.protocol.invite import Invite
-from sapo_swarm.protocol.safe_text import safe_text
+from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
 from sapo_swarm.tasks.catalogue import NoSuchTask
 
 if TYPE_CHECKING:
@@ -507,3 +510,21 @@ def _mean(values: list[float]) -> float:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
+
+
+# The node's log file: rotated by size, so that it never fills the disk. Libraries log there, never to the terminal.
+
+LARGEST = 4 * 2**20
+"""Bytes of one file; with its KEPT predecessors a log takes 20 MiB at most."""
+KEPT = 4
+
+
+def node_logging(path: Path) -> None:
+    """Send all logging and warnings of this process to the file."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    handler = RotatingFileHandler(path, maxBytes=LARGEST, backupCount=KEPT, encoding="utf-8", delay=True)
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    warnings.simplefilter("default")

@@ -13,7 +13,7 @@ from sapo_desktop.dashboard.host import Examine
 from sapo_desktop.dashboard.look import LETTERS, LISTS, PALETTE, UNICODE, GlyphSet, Rows, hanging_indent, plain_text
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.errors import USER_ERRORS
-from sapo_desktop.services.machine.finding import COLUMN, Finding
+from sapo_desktop.services.machine.self_test import COLUMN, Finding
 from sapo_desktop.services.swarms.trial import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 
 # Help: keys, the current screen's first, and a glossary of the words on the screens.

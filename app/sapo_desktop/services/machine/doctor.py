@@ -16,7 +16,7 @@ from sapo_backends.packages import TORCH, install_command
 from sapo_desktop import __version__, settings
 from sapo_desktop.errors import USER_ERRORS, AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.machine.finding import Finding
+from sapo_desktop.services.machine.self_test import Finding
 from sapo_desktop.services.nodes import children
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import free_bytes

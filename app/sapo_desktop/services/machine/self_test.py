@@ -18,11 +18,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home, own_command
 from sapo_desktop.services.machine import login
-from sapo_desktop.services.machine.finding import Finding
+
+# One line of the doctor.
+
+Verdict = Literal["ok", "note", "fail"]
+COLUMN = 16
+"""Columns of the longest name: thermal pressure."""
+
+
+class Finding(NamedTuple):
+    """One line of the doctor. text says what to do when it is not ok."""
+
+    verdict: Verdict
+    what: str
+    text: str
+
 
 ODD = "self test é 空"
 """Part of the folder's name: a space, an accent, and a character of two columns."""

@@ -142,7 +142,7 @@ def _kept(model: Model) -> set[str]:
     except (JournalError, UnknownTask, BadTask):  # the best one is unknown
         return {path.name for path in model.checkpoints}
     watch = tripwire.watch_of(events, regular, 0.0)
-    rounds = set(tripwire.pinned_rounds(watch, watch.trips)) | ({watch.restored} if watch.trips else set())
+    rounds = set(tripwire.checkpoints_to_keep(watch, watch.trips)) | ({watch.restored} if watch.trips else set())
     pinned = [path.name for path in model.checkpoints if store.rounds_of(path) in rounds]
     return {path.name for path in model.checkpoints[-1:]} | set(pinned)
 
