@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 
 from sapo_backends.checkpoints.spec import DecoderSpec, why_not
-from sapo_backends.torch_backend.native import PAD, NativeKernels, load_kernels, suits_kernels
+from sapo_backends.common.round_memory import SHARDED_BELOW
+from sapo_backends.torch_backend.native import NativeKernels, load_kernels, suits_kernels
 from sapo_backends.torch_backend.runtime import is_left_out, list_fallbacks, packs_bfloat16, torchscript_works
 
 WeightLayout = Literal["packed", "as stored"]
@@ -24,18 +25,21 @@ SMALL_VOCABULARY = 2048
 @dataclass(frozen=True, slots=True)
 class ComputePaths:
     """kernels: the compiled C kernels, if they compute this model. layout: that of the weights for decoding without the
-    kernels."""
+    kernels. attention: the kernels, if they compute the attention of decode steps beside that layout."""
 
     kernels: NativeKernels | None
     layout: WeightLayout
     device: str
     four_bit: bool = False
+    attention: NativeKernels | None = None
 
     def __str__(self) -> str:
         """A description for EngineInfo.extra."""
         if self.kernels is not None:
             return "own decoder, compiled C kernels"
         weights = ", oneDNN-packed weights" if self.layout == "packed" else ", 4-bit weights" if self.four_bit else ""
+        if self.attention is not None:
+            return f"own decoder, compiled C kernels beside{weights.removeprefix(',')}"
         if self.device == "cuda":
             return f"own decoder, CUDA graphs{weights}"
         return (
@@ -49,19 +53,20 @@ def choose_paths(
     """The paths for a model that our own decoder computes, by its number of parameters and the type `compute`."""
     if four_bit:
         return ComputePaths(None, "as stored", device.type, four_bit=True)
-    if suits_kernels(spec, device, compute, parameters):
+    whole = device.type == "cpu" and suits_kernels(spec)
+    if whole and compute == torch.float32 and parameters < SHARDED_BELOW:
         compiled = load_kernels()
         if compiled is not None:
             return ComputePaths(compiled, "as stored", device.type)
     packed = device.type == "cpu" and compute == torch.bfloat16 and packs_bfloat16()
-    return ComputePaths(None, "packed" if packed else "as stored", device.type)
+    attention = load_kernels() if packed and whole else None
+    return ComputePaths(None, "packed" if packed else "as stored", device.type, attention=attention)
 
 
 def sampler_kernels(logits: torch.Tensor) -> NativeKernels | None:
-    """The compiled kernels, if they can sample from logits (rows, V): float32 on a processor, small vocabulary."""
-    vocabulary = logits.shape[1]
-    small = vocabulary <= SMALL_VOCABULARY and vocabulary % PAD == 0
-    return load_kernels() if small and logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+    """The compiled kernels, if they can sample from logits (rows, V): float32 or bfloat16 on a processor."""
+    known = logits.dtype in (torch.float32, torch.bfloat16)
+    return load_kernels() if known and logits.device.type == "cpu" else None
 
 
 def vocabulary_kernels(head: torch.Tensor, softcap: float) -> NativeKernels | None:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.common import hardware, round_memory
+from sapo_backends.common import hardware
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 # The C files here as native code for this machine: compiled once into the cache folder, if there is a C compiler.
@@ -32,7 +32,7 @@ from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 FOLDER = Path(__file__).parent
 _TARGETS = ("-march=native", "-mcpu=native")
 _OPTIMISED = "-O3"
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 300.0
 
 
 def is_there() -> bool:
@@ -116,12 +116,12 @@ class KernelShape(ctypes.Structure):
     )
 
 
-def suits_kernels(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
-    """Whether the kernels suit a model: they run on one thread, so they are for models of which each thread computes
-    its own share, and whose widths are multiples of whole vectors."""
+def suits_kernels(spec: DecoderSpec) -> bool:
+    """Whether the kernels know a model's layers, and their widths are multiples of whole vectors. Decoding and updates
+    altogether are for float32 and for models of which each thread computes its own share; attention of decode steps is
+    for others too."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
-    small = place.type == "cpu" and kind == torch.float32 and parameters < round_memory.SHARDED_BELOW
-    return small and whole and spec.plain and spec.head_dim <= LARGEST_HEAD
+    return whole and spec.plain and spec.head_dim <= LARGEST_HEAD
 
 
 _LAYER = (
@@ -148,12 +148,13 @@ _SIGNATURES: dict[str, list[Any]] = {
     "swiglu": [_N, _N, _P, _P, None],
     "swiglu_backward": [_N, _N, _P, _P, _P, None],
     "chosen_logprobs": [_N, _N, _P, _N, _F, _P, _P, _P, _P, None],
-    "sample": [_N, _N, _P, _F, _P, _P, _P, _P, None],
+    "sample": [_N, _N, _P, _N, _F, _P, _P, _P, _P, None],
     "states": [_P, *[_P] * 7, None],
     "state_step": [_P, *[_P] * 6, None],
     "states_workspace": [_P, _N],
     "states_backward": [_P, *[_P] * 14, None],
     "prefill_attention": [_P, _N, *[_P] * 10, _N, _P, _P, None],
+    "decode_attention": [_P, _N, _P, _P, _N, *[_P] * 13, None],
     "decode_step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
     "attention_workspace": [_P, _N, _N],
     "attention": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
@@ -197,11 +198,10 @@ class NativeKernels:
         entropies (rows,) at that temperature. With weights (rows,) the logits become weights times the gradients of the
         log-probabilities by logits / temperature. On as many threads as torch has."""
         rows, size = logits.shape
-        chosen, entropy, part = torch.empty(rows), torch.empty(rows), -(-rows // torch.get_num_threads())
+        chosen, entropy = torch.empty(rows), torch.empty(rows)
         targets, weights = targets.contiguous(), None if weights is None else weights.float().contiguous()
 
-        def share(first: int) -> None:
-            some = slice(first, first + part)
+        def share(some: slice) -> None:
             inputs = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
             wide, scale = logits.dtype == torch.float32, 1.0 / temperature
             count = len(inputs[0])
@@ -209,23 +209,40 @@ class NativeKernels:
                 count, size, data_pointer(logits[some]), wide, scale, *map(data_pointer, inputs)
             )
 
-        starts = range(0, rows, part)
-        if len(starts) == 1:
-            share(0)
-        else:
-            with ThreadPoolExecutor(len(starts)) as pool:
-                list(pool.map(share, starts))
+        in_shares(rows, share)
         return chosen, entropy
 
     def sample(self, logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """logits (rows, V), V a multiple of PAD, uniform (rows,) float64 -> tokens and their log-probabilities
-        (rows,)."""
+        """logits (rows, V) in float32 or bfloat16, uniform (rows,) float64 -> tokens and their log-probabilities
+        (rows,); at temperature 0 the most probable tokens. On as many threads as torch has."""
         rows, size = logits.shape
         logits, uniform = logits.contiguous(), uniform.contiguous()
-        tokens, logprobs, workspace = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(size)
-        pointers = map(data_pointer, (uniform, tokens, logprobs, workspace))
-        self.library.sapo_sample(rows, size, logits.data_ptr(), temperature, *pointers)
+        tokens, logprobs, wide = torch.empty(rows, dtype=torch.int64), torch.empty(rows), logits.dtype == torch.float32
+
+        def share(some: slice) -> None:
+            outputs = tokens[some], logprobs[some], torch.empty(size + PAD)
+            pointers = map(data_pointer, (uniform[some], *outputs))
+            self.library.sapo_sample(
+                len(outputs[0]), size, data_pointer(logits[some]), wide, temperature, *pointers
+            )
+
+        in_shares(rows, share)
         return tokens, logprobs
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="kernels")
+
+
+def in_shares(rows: int, work: Callable[[slice], None]) -> None:
+    """Call work with equal parts of the rows on as many threads as torch has; one thread computes in the caller's."""
+    threads = torch.get_num_threads()
+    if threads == 1 or rows < 2:
+        work(slice(0, rows))
+        return
+    part = -(-rows // threads)
+    list(_pool(threads).map(work, (slice(first, min(first + part, rows)) for first in range(0, rows, part))))
 
 
 def load_kernels() -> NativeKernels | None:
