@@ -7,7 +7,7 @@ are views of a single tensor, `flat`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,13 @@ from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec, fused_projections
 from sapo_backends.common.update import Pair, plan_micro_batches
 from sapo_backends.torch_backend.attention import GroupAttention
-from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights, NativeDecodeWeights, NativeSession
+from sapo_backends.torch_backend.decode_session import (
+    DecoderSession,
+    DecodeWeights,
+    NativeDecodeWeights,
+    NativeSession,
+    PackedSession,
+)
 from sapo_backends.torch_backend.decoder import DecoderWeights, LoraWeights, TensorLayout, hidden_states
 from sapo_backends.torch_backend.native import choose_paths
 from sapo_backends.torch_backend.ops import FourBit, RopeTable, SequenceAttention, TokenLogprobs, chosen_logprobs
@@ -24,8 +30,9 @@ from sapo_backends.torch_backend.packing import PackedBatch, pad_to_bucket, slab
 
 
 class DecodeSession(Protocol):
-    """Decoding of several rows. logits: (rows, V) of the next token."""
+    """Decoding of several rows. logits: (rows, V) of the next token. COPIES: whether `keep` copies the cache."""
 
+    COPIES: ClassVar[bool]
     logits: Tensor
 
     def step(self, tokens: Tensor) -> None:
@@ -152,7 +159,7 @@ class DecoderModel:
         """See CausalModel.decode_weights."""
         weights = self.weights(trained)
         if self.kernels is None:
-            return DecodeWeights.of(self.spec, weights, self.paths.layout)
+            return DecodeWeights.of(self.spec, weights, self.paths.layout, self.paths.attention)
         return NativeDecodeWeights.of(self.kernels, self.spec, weights)
 
     def session(
@@ -161,6 +168,8 @@ class DecoderModel:
         """See CausalModel.session."""
         if isinstance(weights, NativeDecodeWeights):
             return NativeSession(self.spec, self.rope, weights, prompts, owner, steps)
+        if weights.kernels is not None:
+            return PackedSession(self.spec, self.rope, weights, prompts, owner, steps)
         return DecoderSession(self.spec, self.rope, weights, prompts, owner, steps)
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.common.round_memory import bucket_size
 from sapo_backends.torch_backend.attention import PromptAttention
 from sapo_backends.torch_backend.decode_step import (
     AdaptedProjection,
@@ -22,6 +24,8 @@ from sapo_backends.torch_backend.decode_step import (
     ModelConstants,
     OuterWeights,
     StepShape,
+    apply_projection,
+    gated_mlp,
     next_logits,
 )
 from sapo_backends.torch_backend.decoder import DecoderWeights, hidden_states
@@ -34,6 +38,7 @@ from sapo_backends.torch_backend.native import (
     NativeKernels,
     WeightLayout,
     data_pointer,
+    in_shares,
 )
 from sapo_backends.torch_backend.ops import FourBit, RopeTable, apply_softcap
 from sapo_backends.torch_backend.packing import pack_prompts, pad_to_bucket
@@ -357,19 +362,23 @@ def _bias(lengths: Tensor, longest: int, heads: int, kind: torch.dtype) -> Tenso
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
-    """prefill: the weights in the training layout. layers, head: laid out for products with few rows."""
+    """prefill: the weights in the training layout. layers, head: laid out for products with few rows. kernels: those that
+    compute attention, if any."""
 
     prefill: DecoderWeights
     layers: list[LayerWeights]
     head: AdaptedProjection
+    kernels: NativeKernels | None = None
 
     @classmethod
-    def of(cls, spec: DecoderSpec, weights: DecoderWeights, layout: WeightLayout) -> DecodeWeights:
+    def of(
+        cls, spec: DecoderSpec, weights: DecoderWeights, layout: WeightLayout, kernels: NativeKernels | None = None
+    ) -> DecodeWeights:
         """Lay the weights out. A batch reads them once per token that it samples, so this pays off from a dozen
         tokens on. An adapter stays as it is and is added to the output of the laid-out layer."""
         lay_out = _LAYOUTS[layout]
         layers = [_layer(spec, weights, layer, lay_out) for layer in range(spec.layers)]
-        return cls(weights, layers, AdaptedProjection(lay_out(weights.head), None, [], [], 0.0, []))
+        return cls(weights, layers, AdaptedProjection(lay_out(weights.head), None, [], [], 0.0, []), kernels)
 
 
 LayOut = Callable[[Tensor], Tensor]
@@ -389,7 +398,10 @@ def _projection(weights: DecoderWeights, name: str, lay_out: LayOut) -> AdaptedP
         return AdaptedProjection(weight, bias, [], [], 0.0, scales)
     lora_b = [adapter.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in adapter.tensors]
     joined = torch.block_diag(*lora_b)  # type: ignore[no-untyped-call]
-    return AdaptedProjection(weight, bias, [adapter.tensors[f"{name}.A"]], [joined], adapter.scale, scales)
+    lora_a, scale = adapter.tensors[f"{name}.A"], adapter.scale
+    if lay_out is pack_for_onednn:
+        lora_a, joined, scale = lay_out(lora_a), lay_out(joined * scale), 1.0
+    return AdaptedProjection(weight, bias, [lora_a], [joined], scale, scales)
 
 
 def _layer(spec: DecoderSpec, weights: DecoderWeights, layer: int, lay_out: LayOut) -> LayerWeights:
@@ -421,6 +433,8 @@ def _layer(spec: DecoderSpec, weights: DecoderWeights, layer: int, lay_out: LayO
 
 class DecoderSession:
     """Decoding with a preallocated cache; see causal_lm.DecodeSession."""
+
+    COPIES: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -599,19 +613,21 @@ def _padded(count: int) -> int:
 class NativeSession:
     """See causal_lm.DecodeSession. All tensors are float32 in the processor's memory."""
 
+    COPIES: ClassVar[bool] = False
+
     def __init__(
         self,
         spec: DecoderSpec,
         rope: RopeTable,
-        weights: NativeDecodeWeights,
+        weights: NativeDecodeWeights | DecodeWeights,
         prompts: Sequence[TokenIds],
         owner: Tensor,
         steps: int,
     ) -> None:
-        self._kernels, self._spec, self._weights = weights.kernels, spec, weights
+        self._kernels, self._spec, self._weights, self._table = weights.kernels, spec, weights, rope
         lengths = [len(prompt) for prompt in prompts]
         longest, slots = max(lengths), _padded(steps)
-        ((self._cos, self._sin),) = rope.tables(longest + steps)
+        ((self._cos, self._sin),) = ((cos.float(), sin.float()) for cos, sin in rope.tables(longest + steps))
         self._shape = KernelShape(spec.heads, spec.kv_heads, spec.head_dim, slots, spec.norm_eps)
         self._lengths = torch.tensor(lengths)
         ends = list(accumulate(spec.kv_heads * spec.head_dim * _padded(length) for length in lengths))
@@ -624,8 +640,13 @@ class NativeSession:
         # Slots after the filled ones are multiplied too and masked afterwards, so they must not hold values that are
         # slow to compute with.
         self._completions = torch.zeros(spec.layers, 2, len(owner) * spec.kv_heads * spec.head_dim * slots)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What `step` needs besides the caches."""
+        spec = self._spec
         wide = spec.hidden + 2 * (spec.query_width + spec.kv_width) + 3 * spec.intermediate
-        self._workspace = torch.empty(len(owner) * wide)
+        self._workspace = torch.empty(len(self._owner) * wide)
         self._layers = (KernelLayer * spec.layers)(*(self._layer(number) for number in range(spec.layers)))
 
     def _layer(self, number: int) -> KernelLayer:
@@ -682,3 +703,71 @@ class NativeSession:
     def _logits(self, x: Tensor) -> Tensor:
         normal = self._kernels.rms_norm(x, self._weights.norm, self._spec.norm_eps)
         return F.linear(normal, self._weights.head)
+
+
+class PackedSession(NativeSession):
+    """The same for a model in bfloat16 whose products go through oneDNN: the kernels compute attention and norms in
+    float32. Prompts are computed as in an update, a common prefix once."""
+
+    _weights: DecodeWeights  # type: ignore[assignment]
+
+    def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
+        """Computes every prompt's keys and values; returns the logits (prompts, V) after each."""
+        spec, weights = self._spec, self._weights.prefill
+        flat, places = pack_prompts(prompts, self._lengths.device)
+        prefill = PromptAttention(spec, flat.slabs, places, self._lengths)
+        last = hidden_states(spec, weights, self._table, flat, prefill, pad_to_bucket(places[:, -1]))
+        self._keys_values.zero_()
+        for layer, (keys, values) in zip(self._keys_values, prefill.keys_values, strict=True):
+            for prompt, begin in enumerate(self._begins.tolist()):
+                length = int(self._lengths[prompt])
+                room = layer[:, begin : begin + spec.kv_heads * spec.head_dim * _padded(length)]
+                by_key = room[0].view(spec.kv_heads, spec.head_dim, -1), room[1].view(spec.kv_heads, -1, spec.head_dim)
+                by_key[0][:, :, :length] = keys[prompt, :, :length].transpose(1, 2)
+                by_key[1][:, :length] = values[prompt, :, :length]
+        return F.linear(last, weights.head)
+
+    def _prepare(self) -> None:
+        names = [(layer.norm1, layer.norm2, *layer.head_norms) for layer in self._weights.layers]
+        self._norms = [[None if norm is None else norm.float() for norm in norms] for norms in names]
+        self._last_norm = self._weights.prefill.norm_weight("norm").float()
+
+    def step(self, tokens: Tensor) -> None:
+        """See DecodeSession.step."""
+        rows, eps = len(tokens), self._spec.norm_eps
+        filled = F.pad(tokens, (0, decode_rows(rows) - rows))
+        x = F.embedding(filled, self._weights.prefill.tensors["embed"]).float()
+        attended = x.new_zeros(len(x), self._spec.query_width)
+        for number, (layer, norms) in enumerate(zip(self._weights.layers, self._norms, strict=True)):
+            norm1, norm2, *head_norms = norms
+            qkv = apply_projection(self._kernels.rms_norm(x, norm1, eps).bfloat16(), layer.qkv)
+            self._attend(number, head_norms or [None, None], qkv.float(), attended[:rows])
+            x = x + apply_projection(attended.bfloat16(), layer.out)
+            activated = gated_mlp(self._kernels.rms_norm(x, norm2, eps).bfloat16(), layer.mlp, gelu=False)
+            x = x + apply_projection(activated, layer.down)
+        self._used += 1
+        last = self._kernels.rms_norm(x, self._last_norm, eps).bfloat16()
+        self.logits = apply_projection(last, self._weights.head)[:rows]
+
+    def _attend(self, number: int, head_norms: Sequence[Tensor | None], qkv: Tensor, attended: Tensor) -> None:
+        """Store the new tokens' keys and values, and write their attention (rows, heads * d), on as many threads as
+        torch has."""
+
+        def share(some: slice) -> None:
+            mine, scratch = (self._rows[some], self._owner[some]), torch.empty_like(self._scratch)
+            tables = self._lengths, self._begins, qkv[some], *head_norms, self._cos, self._sin
+            caches = *self._keys_values[number], *self._completions[number]
+            self._kernels.library.sapo_decode_attention(
+                ctypes.byref(self._shape),
+                len(mine[0]),
+                *map(data_pointer, mine),
+                self._used,
+                *map(data_pointer, (*tables, *caches, attended[some], scratch)),
+            )
+
+        in_shares(len(attended), share)
+
+
+def decode_rows(count: int) -> int:
+    """Rows that a step's products are compiled for: as bucket_size, but multiples of 16 up to 128."""
+    return min(bucket_size(count), -(-count // 16) * 16) if count <= 128 else bucket_size(count)

@@ -18,7 +18,8 @@ from sapo_backends.torch_backend.ops import (
 
 
 class AdaptedProjection(NamedTuple):
-    """A linear layer, weight (out, in) or oneDNN's packed form of it, and its adapter: scale * B A x.
+    """A linear layer, weight (out, in) or oneDNN's packed form of it, and its adapter: scale * B A x; where it is packed
+    too, lora_b includes the scale.
 
     scales: none, or one: weight then holds the codes of projections.FourBit, (out, in / 2).
     lora_a: none, or one (parts * rank, in); lora_b: none, or one (out, parts * rank), 0 except in each part's own rank
@@ -125,7 +126,13 @@ def _head_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _adapted(y: Tensor, x: Tensor, of: AdaptedProjection) -> Tensor:
     """y plus the adapter's contribution."""
-    return y if len(of.lora_a) == 0 else y.addmm_(F.linear(x, of.lora_a[0]).mul_(of.scale), of.lora_b[0].t())
+    if len(of.lora_a) == 0:
+        return y
+    if of.lora_a[0].is_mkldnn:
+        low: Tensor = torch.ops.mkldnn._linear_pointwise(x, of.lora_a[0], None, "none", [], "")
+        both: Tensor = torch.ops.mkldnn._linear_pointwise(low, y, of.lora_b[0], None, "add")
+        return both
+    return y.addmm_(F.linear(x, of.lora_a[0]).mul_(of.scale), of.lora_b[0].t())
 
 
 @torch.jit.ignore  # type: ignore[untyped-decorator]
@@ -162,7 +169,7 @@ def _add_linear(
     return _adapted(y, x, of)
 
 
-def _gated_mlp(x: Tensor, mlp: list[AdaptedProjection], gelu: bool) -> Tensor:
+def gated_mlp(x: Tensor, mlp: list[AdaptedProjection], gelu: bool) -> Tensor:
     """silu(gate) * up, or with gelu."""
     if len(mlp) == 1:
         gate, up = apply_projection(x, mlp[0]).chunk(2, dim=-1)
@@ -308,7 +315,7 @@ def decode_step(
             by_place[begin:end].copy_(attended.transpose(1, 2))
             begin = end
         x = _add_linear(merged, layer.out, x, layer.after1, style)
-        activated = _gated_mlp(_norm(x, layer.norm2, style.norm_eps), layer.mlp, style.gelu)
+        activated = gated_mlp(_norm(x, layer.norm2, style.norm_eps), layer.mlp, style.gelu)
         x = _add_linear(activated, layer.down, x, layer.after2, style)
     return x
 

@@ -43,7 +43,7 @@ def draw_uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tenso
 def sample_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """logits (rows, V), uniform (rows,) in [0, 1) -> tokens (rows,), log-probabilities (rows,) under
     softmax(logits / temperature), or at temperature 1 when greedy."""
-    if sampling.temperature > 0.0 and sampling.top_p >= 1.0:
+    if sampling.temperature == 0.0 or sampling.top_p >= 1.0:
         compiled = sampler_kernels(logits)
         if compiled is not None:
             return compiled.sample(logits, sampling.temperature, uniform)
@@ -243,7 +243,8 @@ def _wave(
         living = [i for i, row in enumerate(active) if not rows.done[row]]
         if not living or step + 1 == steps:
             break
-        if drops_rows(len(living), len(active), model.device):
+        ended = len(living) < len(active)
+        if ended and (not session.COPIES or drops_rows(len(living), len(active), model.device)):
             keep = torch.tensor(living)
             alive, tokens = alive[keep], tokens[keep.to(tokens.device)]
             session.keep(keep.to(model.device))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -357,6 +357,8 @@ class TransformersModel:
 
 class TransformersSession:
     """Decoding with transformers' own cache: each prompt prefilled once, then its cache repeated for its group."""
+
+    COPIES: ClassVar[bool] = True
 
     def __init__(
         self, model: TransformersModel, prompts: Sequence[TokenIds], owner: Tensor, weights: BoundWeights

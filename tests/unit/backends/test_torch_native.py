@@ -19,7 +19,13 @@ from sapo_backends.common import hardware  # noqa: E402
 from sapo_backends.torch_backend import native as compiler  # noqa: E402
 from sapo_backends.torch_backend import native as library  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
-from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights, NativeDecodeWeights, NativeSession  # noqa: E402
+from sapo_backends.torch_backend.decode_session import (  # noqa: E402
+    DecoderSession,
+    DecodeWeights,
+    NativeDecodeWeights,
+    NativeSession,
+    PackedSession,
+)
 from sapo_backends.torch_backend.decoder import (  # noqa: E402
     LoraWeights,
     decoder_layout,
@@ -39,7 +45,9 @@ KEEP_AT = {3: slice(1, None), 4: slice(None, None, 2), 17: slice(None, 1)}
 """step -> the rows that stay."""
 
 
-def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> DecoderModel:
+def model_of(
+    architecture: str, heads: int, kv_heads: int, head_dim: int, compute: torch.dtype = torch.float32
+) -> DecoderModel:
     """A random decoder of two layers."""
     config = {
         "architectures": [architecture],
@@ -54,7 +62,7 @@ def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int) -> Dec
     }
     spec = decoder_spec(config)
     layout, generator = decoder_layout(spec), torch.Generator().manual_seed(0)
-    return DecoderModel(spec, layout, torch.randn(layout.size, generator=generator) * 0.3, torch.float32)
+    return DecoderModel(spec, layout, torch.randn(layout.size, generator=generator).mul_(0.3).to(compute), compute)
 
 
 MODELS = pytest.mark.parametrize(
@@ -96,6 +104,54 @@ def test_kernels_decode_what_torch_decodes(model: tuple[str, int, int, int], ada
             native.step(tokens)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("adapted", [False, True])
+@MODELS
+def test_kernels_beside_packed_weights_decode_what_float32_decodes(
+    model: tuple[str, int, int, int], adapted: bool, threads: int
+) -> None:
+    """A bfloat16 model's logits after every step are at most as far from those of its weights in float32 as the plain
+    step's are: with a common prefix, an adapter, rows that leave, more own tokens than a vector holds, several threads."""
+    found = model_of(*model, torch.bfloat16)
+    kernels, generator = found.paths.attention, torch.Generator().manual_seed(1)
+    if kernels is None:
+        pytest.skip("this processor has no bfloat16 products")
+    layout = lora_layout(found.spec, 4)
+    adapter = torch.randn(layout.size, generator=generator).mul_(0.2).bfloat16()
+    weights = replace(found.weights(None), adapter=LoraWeights(layout.views(adapter), 4, 2.0) if adapted else None)
+    exact = model_of(*model)
+    exact.base.copy_(found.base)
+    wide = replace(exact.weights(None), kernels=None)
+    wide = replace(wide, adapter=LoraWeights(layout.views(adapter.float()), 4, 2.0) if adapted else None)
+    common = torch.randint(0, VOCABULARY, (20,), generator=generator).tolist()
+    prompts = [common + torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
+    owner, before = torch.arange(len(prompts)).repeat_interleave(torch.tensor([3, 0, 20, 2, 5])), torch.get_num_threads()
+    errors: dict[str, list[float]] = {"plain": [], "packed": []}
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            laid_out = DecodeWeights.of(found.spec, weights, "packed", kernels)
+            plain = DecoderSession(found.spec, found.rope, laid_out, prompts, owner, 20)
+            packed = PackedSession(found.spec, found.rope, laid_out, prompts, owner, 20)
+            right = DecoderSession(
+                exact.spec, exact.rope, DecodeWeights.of(exact.spec, wide, "as stored"), prompts, owner, 20
+            )
+            for step in range(20):
+                for name, session in (("plain", plain), ("packed", packed)):
+                    errors[name].append(float((session.logits.float() - right.logits).norm() / right.logits.norm()))
+                if step in KEEP_AT:
+                    keep = torch.arange(len(right.logits))[KEEP_AT[step]]
+                    for session in (plain, packed, right):
+                        session.keep(keep)
+                tokens = torch.randint(0, VOCABULARY, (len(right.logits),), generator=generator)
+                for session in (plain, packed, right):
+                    session.step(tokens)
+    finally:
+        torch.set_num_threads(before)
+    assert max(errors["packed"]) <= 1.2 * max(errors["plain"])
+    assert sum(errors["packed"]) <= 1.1 * sum(errors["plain"])
+
+
 @MODELS
 def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model: tuple[str, int, int, int]) -> None:
     """Prompts with several completions and with one, of one token and of more than a block; of every weight."""
@@ -121,13 +177,17 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("size", [16, 1024])
-def test_the_compiled_sampler_samples_what_the_exact_one_samples(size: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("size", "kind"), [(16, torch.float32), (1024, torch.float32), (1021, torch.bfloat16), (5000, torch.bfloat16)]
+)
+def test_the_compiled_sampler_samples_what_the_exact_one_samples(
+    size: int, kind: torch.dtype, temperature: float
+) -> None:
     """The same tokens for the same numbers but where one lies within rounding of an edge, with their
     log-probabilities."""
     compiled, rows = library.load_kernels(), 4000
     assert compiled is not None
-    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(2)) * 4
+    logits = (torch.randn(rows, size, generator=torch.Generator().manual_seed(2)) * 4).to(kind)
     numbers = draw_uniforms(rows, 1, 3)[:, 0]
     tokens, logprobs = compiled.sample(logits, temperature, numbers)
     exact = (logits.double() / temperature).log_softmax(dim=-1)
@@ -146,6 +206,23 @@ def test_the_compiled_sampler_never_samples_a_token_without_weight(number: float
     tokens, logprobs = compiled.sample(logits, 1.0, torch.full((500,), number, dtype=torch.float64))
     assert logits.gather(1, tokens[:, None]).isfinite().all()
     assert logprobs.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [7, 64, 1021])
+def test_the_compiled_sampler_takes_the_most_probable_token_at_temperature_zero(kind: torch.dtype, size: int) -> None:
+    """With its log-probability at temperature 1; one logit that is no number makes that none."""
+    compiled = library.load_kernels()
+    assert compiled is not None
+    logits = torch.randn(50, size, generator=torch.Generator().manual_seed(2)).to(kind)
+    tokens, logprobs = compiled.sample(logits, 0.0, torch.zeros(50, dtype=torch.float64))
+    expected = logits.float().log_softmax(dim=-1).amax(dim=-1)
+    torch.testing.assert_close(logits.float().gather(1, tokens[:, None])[:, 0], logits.float().amax(dim=-1))
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
+    logits[3, 5] = float("nan")
+    for temperature in (0.0, 1.0):
+        _, logprobs = compiled.sample(logits, temperature, torch.zeros(50, dtype=torch.float64))
+        assert logprobs.isnan().nonzero().tolist() == [[3]]
 
 
 @pytest.fixture

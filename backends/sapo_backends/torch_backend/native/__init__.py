@@ -8,7 +8,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +38,7 @@ from sapo_backends.torch_backend.runtime import (
 FOLDER = Path(__file__).parent
 _TARGETS = ("-march=native", "-mcpu=native")
 _OPTIMISED = "-O3"
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 300.0
 
 
 def is_there() -> bool:
@@ -122,12 +122,12 @@ class KernelShape(ctypes.Structure):
     )
 
 
-def suits_kernels(spec: DecoderSpec, place: torch.device, kind: torch.dtype, parameters: int) -> bool:
-    """Whether the kernels suit a model: they run on one thread, so they are for models of which each thread computes
-    its own share, and whose widths are multiples of whole vectors."""
+def suits_kernels(spec: DecoderSpec) -> bool:
+    """Whether the kernels know a model's layers, and their widths are multiples of whole vectors. Decoding and updates
+    altogether are for float32 and for models of which each thread computes its own share; attention of decode steps is
+    for others too."""
     whole = all(width % PAD == 0 for width in (spec.head_dim, spec.hidden, spec.intermediate))
-    small = place.type == "cpu" and kind == torch.float32 and parameters < round_memory.SHARDED_BELOW
-    return small and whole and spec.plain and spec.head_dim <= LARGEST_HEAD
+    return whole and spec.plain and spec.head_dim <= LARGEST_HEAD
 
 
 _LAYER = (
@@ -154,12 +154,13 @@ _SIGNATURES: dict[str, list[Any]] = {
     "swiglu": [_N, _N, _P, _P, None],
     "swiglu_backward": [_N, _N, _P, _P, _P, None],
     "chosen_logprobs": [_N, _N, _P, _N, _F, _P, _P, _P, _P, None],
-    "sample": [_N, _N, _P, _F, _P, _P, _P, _P, None],
+    "sample": [_N, _N, _P, _N, _F, _P, _P, _P, _P, None],
     "states": [_P, *[_P] * 7, None],
     "state_step": [_P, *[_P] * 6, None],
     "states_workspace": [_P, _N],
     "states_backward": [_P, *[_P] * 14, None],
     "prefill_attention": [_P, _N, *[_P] * 10, _N, _P, _P, None],
+    "decode_attention": [_P, _N, _P, _P, _N, *[_P] * 13, None],
     "decode_step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
     "attention_workspace": [_P, _N, _N],
     "attention": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
@@ -203,11 +204,10 @@ class NativeKernels:
         entropies (rows,) at that temperature. With weights (rows,) the logits become weights times the gradients of the
         log-probabilities by logits / temperature. On as many threads as torch has."""
         rows, size = logits.shape
-        chosen, entropy, part = torch.empty(rows), torch.empty(rows), -(-rows // torch.get_num_threads())
+        chosen, entropy = torch.empty(rows), torch.empty(rows)
         targets, weights = targets.contiguous(), None if weights is None else weights.float().contiguous()
 
-        def share(first: int) -> None:
-            some = slice(first, first + part)
+        def share(some: slice) -> None:
             inputs = targets[some], None if weights is None else weights[some], chosen[some], entropy[some]
             wide, scale = logits.dtype == torch.float32, 1.0 / temperature
             count = len(inputs[0])
@@ -215,23 +215,38 @@ class NativeKernels:
                 count, size, data_pointer(logits[some]), wide, scale, *map(data_pointer, inputs)
             )
 
-        starts = range(0, rows, part)
-        if len(starts) == 1:
-            share(0)
-        else:
-            with ThreadPoolExecutor(len(starts)) as pool:
-                list(pool.map(share, starts))
+        in_shares(rows, share)
         return chosen, entropy
 
     def sample(self, logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """logits (rows, V), V a multiple of PAD, uniform (rows,) float64 -> tokens and their log-probabilities
-        (rows,)."""
+        """logits (rows, V) in float32 or bfloat16, uniform (rows,) float64 -> tokens and their log-probabilities
+        (rows,); at temperature 0 the most probable tokens. On as many threads as torch has."""
         rows, size = logits.shape
         logits, uniform = logits.contiguous(), uniform.contiguous()
-        tokens, logprobs, workspace = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(size)
-        pointers = map(data_pointer, (uniform, tokens, logprobs, workspace))
-        self.library.sapo_sample(rows, size, logits.data_ptr(), temperature, *pointers)
+        tokens, logprobs, wide = torch.empty(rows, dtype=torch.int64), torch.empty(rows), logits.dtype == torch.float32
+
+        def share(some: slice) -> None:
+            outputs = tokens[some], logprobs[some], torch.empty(size + PAD)
+            pointers = map(data_pointer, (uniform[some], *outputs))
+            self.library.sapo_sample(len(outputs[0]), size, data_pointer(logits[some]), wide, temperature, *pointers)
+
+        in_shares(rows, share)
         return tokens, logprobs
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="kernels")
+
+
+def in_shares(rows: int, work: Callable[[slice], None]) -> None:
+    """Call work with equal parts of the rows on as many threads as torch has; one thread computes in the caller's."""
+    threads = torch.get_num_threads()
+    if threads == 1 or rows < 2:
+        work(slice(0, rows))
+        return
+    part = -(-rows // threads)
+    list(_pool(threads).map(work, (slice(first, min(first + part, rows)) for first in range(0, rows, part))))
 
 
 def load_kernels() -> NativeKernels | None:
@@ -290,18 +305,21 @@ SMALL_VOCABULARY = 2048
 @dataclass(frozen=True, slots=True)
 class ComputePaths:
     """kernels: the compiled C kernels, if they compute this model. layout: that of the weights for decoding without the
-    kernels."""
+    kernels. attention: the kernels, if they compute the attention of decode steps beside that layout."""
 
     kernels: NativeKernels | None
     layout: WeightLayout
     device: str
     four_bit: bool = False
+    attention: NativeKernels | None = None
 
     def __str__(self) -> str:
         """A description for EngineInfo.extra."""
         if self.kernels is not None:
             return "own decoder, compiled C kernels"
         weights = ", oneDNN-packed weights" if self.layout == "packed" else ", 4-bit weights" if self.four_bit else ""
+        if self.attention is not None:
+            return f"own decoder, compiled C kernels beside{weights.removeprefix(',')}"
         if self.device == "cuda":
             return f"own decoder, CUDA graphs{weights}"
         return (
@@ -315,19 +333,20 @@ def choose_paths(
     """The paths for a model that our own decoder computes, by its number of parameters and the type `compute`."""
     if four_bit:
         return ComputePaths(None, "as stored", device.type, four_bit=True)
-    if suits_kernels(spec, device, compute, parameters):
+    whole = device.type == "cpu" and suits_kernels(spec)
+    if whole and compute == torch.float32 and parameters < round_memory.SHARDED_BELOW:
         compiled = load_kernels()
         if compiled is not None:
             return ComputePaths(compiled, "as stored", device.type)
     packed = device.type == "cpu" and compute == torch.bfloat16 and packs_bfloat16()
-    return ComputePaths(None, "packed" if packed else "as stored", device.type)
+    attention = load_kernels() if packed and whole else None
+    return ComputePaths(None, "packed" if packed else "as stored", device.type, attention=attention)
 
 
 def sampler_kernels(logits: torch.Tensor) -> NativeKernels | None:
-    """The compiled kernels, if they can sample from logits (rows, V): float32 on a processor, small vocabulary."""
-    vocabulary = logits.shape[1]
-    small = vocabulary <= SMALL_VOCABULARY and vocabulary % PAD == 0
-    return load_kernels() if small and logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+    """The compiled kernels, if they can sample from logits (rows, V): float32 or bfloat16 on a processor."""
+    known = logits.dtype in (torch.float32, torch.bfloat16)
+    return load_kernels() if known and logits.device.type == "cpu" else None
 
 
 def vocabulary_kernels(head: torch.Tensor, softcap: float) -> NativeKernels | None:

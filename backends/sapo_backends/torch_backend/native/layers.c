@@ -1,4 +1,4 @@
-/* RMSNorm and SwiGLU with their gradients, and sampling a token; for one thread. */
+/* RMSNorm and SwiGLU with their gradients; for one thread. */
 
 #include "vectors.h"
 
@@ -56,28 +56,4 @@ void sapo_swiglu_backward(int64_t rows, int64_t width, const float *gate_up, con
             store(grad_x + i, s * up * share * (1.0f + x * (1.0f - share)));
             store(grad_x + width + i, s * x * share);
         }
-}
-
-/* Tokens (rows,) sampled from softmax(logits / temperature), logits (rows, count), by uniform (rows,) in [0, 1), and
-   their log-probabilities. weights (count,): scratch. count: a multiple of PAD. */
-void sapo_sample(int64_t rows, int64_t count, const float *logits, float temperature, const double *uniform,
-                 int64_t *tokens, float *logprobs, float *weights) {
-    for (int64_t r = 0; r < rows; r++) {
-        const float *x = logits + r * count;
-        double total = 0.0, passed = 0.0;
-        float highest = max_of(x, count);
-        for (int64_t i = 0; i < count; i += LANES) {
-            vec e = exp_vec((load(x + i) - highest) / temperature);
-            store(weights + i, e);
-            total += sum(e);
-        }
-        double target = uniform[r] * total, next = 0.0;
-        int64_t i = 0;
-        for (; i < count - LANES && (next = passed + sum(load(weights + i))) <= target; i += LANES) passed = next;
-        int64_t end = i + LANES - 1;
-        for (; i < end && (next = passed + weights[i]) <= target; i++) passed = next;
-        while (weights[i] == 0.0f && i > 0) i--; /* rounding may leave the target a hair beyond its block */
-        tokens[r] = i;
-        logprobs[r] = (float)((x[i] - highest) / temperature - log(total));
-    }
 }

@@ -1,5 +1,5 @@
-/* Log-probabilities of given tokens, from logits over a whole vocabulary in float32 or bfloat16, and their gradients; for
-   one thread. A row stays in the core's cache over its passes. */
+/* Log-probabilities of given tokens, from logits over a whole vocabulary in float32 or bfloat16, and their gradients, and
+   sampling a token; for one thread. A row stays in the core's cache over its passes. */
 
 #include "vectors.h"
 
@@ -84,4 +84,54 @@ void sapo_chosen_logprobs(int64_t rows, int64_t count, void *logits, int64_t wid
         chosen_logprobs(rows, count, logits, scale, targets, weights, chosen, entropy, 1);
     else
         chosen_logprobs(rows, count, logits, scale, targets, weights, chosen, entropy, 0);
+}
+
+INLINE void sample(int64_t rows, int64_t count, const void *logits, float temperature, const double *uniform,
+                   int64_t *tokens, float *logprobs, float *weights, int wide) {
+    float scale = temperature > 0.0f ? 1.0f / temperature : 1.0f;
+    for (int64_t r = 0; r < rows; r++) {
+        const char *row = (const char *)logits + r * count * (wide ? 4 : 2);
+        vec top = {0};
+        ints broken = {0};
+        top += MASKED;
+        for (int64_t i = 0; i < count; i += LANES) {
+            vec x = load_logits(row, i, count, wide);
+            broken |= x != x;
+            top = max_vec(top, x);
+        }
+        float highest = top[0];
+        for (int i = 1; i < LANES; i++) highest = top[i] > highest ? top[i] : highest;
+        double total = 0.0, passed = 0.0, next = 0.0;
+        for (int64_t i = 0; i < count; i += LANES) {
+            vec e = exp_vec((load_logits(row, i, count, wide) - highest) * scale);
+            store(weights + i, e);
+            total += sum(e);
+        }
+        int64_t i = 0, last = (count - 1) / LANES * LANES;
+        if (temperature > 0.0f) {
+            double target = uniform[r] * total;
+            for (; i < last && (next = passed + sum(load(weights + i))) <= target; i += LANES) passed = next;
+            int64_t end = i + LANES - 1;
+            for (; i < end && (next = passed + weights[i]) <= target; i++) passed = next;
+            while (weights[i] == 0.0f && i > 0) i--; /* rounding may leave the target a hair beyond its block */
+        } else {
+            while (i < last && max_of(weights + i, LANES) < 1.0f) i += LANES;
+            while (i < count - 1 && weights[i] < 1.0f) i++;
+        }
+        tokens[r] = i;
+        logprobs[r] = (float)((load_logits(row, i, i + 1, wide)[0] - highest) * scale - log(total));
+        for (int lane = 0; lane < LANES; lane++)
+            if (broken[lane]) logprobs[r] = NAN;
+    }
+}
+
+/* Tokens (rows,) sampled from softmax(logits / temperature), logits (rows, count) in float32 or bfloat16, by uniform
+   (rows,) in [0, 1), and their log-probabilities, not a number where a logit is none; at temperature 0 the most probable
+   ones, with their log-probabilities at temperature 1. weights (padded count,): scratch. */
+void sapo_sample(int64_t rows, int64_t count, const void *logits, int64_t wide, float temperature, const double *uniform,
+                 int64_t *tokens, float *logprobs, float *weights) {
+    if (wide)
+        sample(rows, count, logits, temperature, uniform, tokens, logprobs, weights, 1);
+    else
+        sample(rows, count, logits, temperature, uniform, tokens, logprobs, weights, 0);
 }
