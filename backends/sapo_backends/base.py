@@ -305,6 +305,11 @@ class Engine(ABC):
         del tensors, alpha
         raise BackendUnavailable(f"The {self.info.backend} engine takes no adapter.")
 
+    def linear_inputs(self, sequences: Sequence[TokenSequence]) -> Mapping[str, object]:
+        """A sample of the inputs of every linear layer that the adapter changes: module -> NumPy float16 (tokens, in)."""
+        del sequences
+        raise BackendUnavailable(f"The {self.info.backend} engine shows no inputs of its layers.")
+
     @abstractmethod
     def save(self, folder: Path, optimizer: bool = True) -> None:
         """Write the weights or adapter, and the optimizer, into an existing empty folder as safetensors and JSON.

@@ -137,6 +137,10 @@ class CompositeEngine(Engine):
         """See Engine.adapter."""
         return self._trainer.adapter()
 
+    def linear_inputs(self, sequences: Sequence[TokenSequence]) -> Mapping[str, object]:
+        """See Engine.linear_inputs."""
+        return self._trainer.linear_inputs(sequences)
+
     def set_adapter(self, tensors: Mapping[str, object], alpha: float) -> None:
         """See Engine.set_adapter."""
         self._trainer.set_adapter(tensors, alpha)

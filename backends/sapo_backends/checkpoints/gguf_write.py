@@ -581,7 +581,7 @@ def zero_adapter(spec: DecoderSpec, rank: int) -> dict[str, NDArray[np.float32]]
     return tensors
 
 
-def _split(name: str) -> tuple[str, str]:
+def split_adapter_name(name: str) -> tuple[str, str]:
     """PEFT name -> (Hugging Face weight name, GGUF suffix)."""
     for ending, suffix in _SIDES.items():
         if name.startswith(PREFIX) and name.endswith(ending):
@@ -599,7 +599,7 @@ def write_adapter(spec: DecoderSpec, tensors: Mapping[str, object], alpha: float
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", alpha)
     for name, value in tensors.items():
-        weight, suffix = _split(name)
+        weight, suffix = split_adapter_name(name)
         tensor = np.ascontiguousarray(value, dtype=np.float32)
         if suffix == ".lora_b":
             tensor = convert_for_llamacpp(spec, weight, tensor)

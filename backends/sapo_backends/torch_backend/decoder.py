@@ -4,7 +4,7 @@ adapters."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -218,11 +218,13 @@ def initialise_lora(layout: TensorLayout, flat: Tensor, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """An adapter in the compute type. scale = alpha / rank."""
+    """An adapter in the compute type. scale = alpha / rank. observe: is called with the name and the input of every fused
+    projection."""
 
     tensors: Mapping[str, Tensor]
     rank: int
     scale: float
+    observe: Callable[[str, Tensor], None] | None = None
 
     def delta(self, name: str, x: Tensor) -> Tensor:
         """scale * B A x, for layers that are themselves computed elsewhere: (N, in) -> (N, out)."""
@@ -232,6 +234,8 @@ class LoraWeights:
 
     def linear(self, name: str, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """W x + b + scale * B A x for the fused projection `name`: (N, in) -> (N, out). W and b are not trained."""
+        if self.observe is not None:
+            self.observe(name, x)
         ups = [self.tensors[key] for key in (f"{name}.B{i}" for i in range(3)) if key in self.tensors]
         return adapted_linear(x, weight, bias, self.scale, self.tensors[f"{name}.A"], *ups)
 
@@ -304,7 +308,7 @@ class DecoderWeights:
         """residual + the layer's gated MLP of x, all (N, hidden)."""
         spec = self.spec
         usual = (spec.activation, spec.fused, spec.norms, spec.residual_scale) == ("silu", False, "before", 1.0)
-        if self.adapter is not None and usual:
+        if self.adapter is not None and usual and self.adapter.observe is None:
             return self.adapter.add_mlp(layer, x, residual, self.tensors)
         gate_up = self.linear(f"{layer}.gate_up", x)
         activated = swiglu(gate_up, self.kernels) if spec.activation == "silu" else geglu(gate_up)

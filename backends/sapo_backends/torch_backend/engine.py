@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sapo_backends.base import (
     UpdateStats,
 )
 from sapo_backends.checkpoints.locate import content_id
+from sapo_backends.checkpoints.spec import fused_projections
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.checkpoints.write_folder import (
     MOMENTS,
@@ -44,11 +46,16 @@ from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import UpdateTally
 from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt, OutOfMemory
 from sapo_backends.torch_backend import generation
-from sapo_backends.torch_backend.causal_lm import CausalModel, trained_tensors
+from sapo_backends.torch_backend.causal_lm import CausalModel, DecoderModel, trained_tensors
 from sapo_backends.torch_backend.decoder import TensorLayout
 from sapo_backends.torch_backend.packing import pack_micro_batch
 from sapo_backends.torch_backend.runtime import ShardWorkers, free_memory
 from sapo_backends.torch_backend.update import FlatAdamW, PolicyTrainer
+
+INPUT_BYTES = 2**30
+"""Most bytes of `linear_inputs`."""
+LARGEST_HALF = 65504.0
+"""The largest float16."""
 
 # What an engine writes to disk: the trained tensor, Adam's moments, and a JSON file that says what they belong to.
 
@@ -237,6 +244,29 @@ class TorchEngine(Engine):
 
         self._workers.map(score, self._model.micro_batches(pairs, SCORING_BUDGET, self._workers.count))
         return result
+
+    def linear_inputs(self, sequences: Sequence[TokenSequence]) -> Mapping[str, object]:
+        """See Engine.linear_inputs. Of so many tokens that INPUT_BYTES hold them, evenly spread."""
+        model, trained = self._model, self._trained_tensors()
+        if not isinstance(model, DecoderModel) or model.adapter_layout is None or trained is None:
+            raise BackendUnavailable("The inputs of this model's layers are not known here.")
+        fused = [part for layer in range(model.spec.layers) for part in fused_projections(model.spec, layer)]
+        pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
+        token_bytes = 2 * sum(width for _, width, _, _ in fused)
+        spread = -(-sum(len(prompt) + len(rest) for prompt, rest in pairs) * token_bytes // INPUT_BYTES) or 1
+        inputs: dict[str, list[NDArray[np.float16]]] = {name: [] for name, *_ in fused}
+
+        def observe(name: str, x: Tensor) -> None:
+            inputs[name].append(x[::spread].clamp(-LARGEST_HALF, LARGEST_HALF).half().cpu().numpy())
+
+        weights = model.weights(trained)
+        assert weights.adapter is not None
+        weights = replace(weights, adapter=replace(weights.adapter, observe=observe))
+        with torch.inference_mode():
+            for members in model.micro_batches(pairs, SCORING_BUDGET, 1):
+                model.token_logprobs(pack_micro_batch(pairs, members, model.device), weights, 1.0)
+        joined = {name: np.concatenate(parts) for name, parts in inputs.items()}
+        return {module: joined[name] for name, _, modules, _ in fused for module, _ in modules}
 
     def use_share(self, share: float) -> None:
         """See Engine.use_share. With half the threads, half the micro-batches run at a time; a single worker gets

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from sapo_backends.base import Engine, Sampling, Thinking
+from sapo_backends.base import Engine, Sampling, Thinking, TokenSequence
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.chat_template import ChatTemplate, switches_reasoning
+from sapo_backends.checkpoints.gguf_codes import merge_into_codes, why_not_merged
 from sapo_backends.checkpoints.gguf_header import read_header
 from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.gguf_write import (
@@ -23,7 +25,7 @@ from sapo_backends.checkpoints.gguf_write import (
     write_adapter,
     write_gguf,
 )
-from sapo_backends.checkpoints.spec import decoder_spec
+from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.checkpoints.write_folder import write_adapter_folder
 from sapo_backends.common import hardware
@@ -41,13 +43,15 @@ from sapo_swarm.node.checkpoints import read_state
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.prompts import build_conversation, build_messages, system_prompt
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.catalogue import CATALOGUE
+from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, preset_of, train_seed
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import Question
+from sapo_swarm.types import Question, TaskRef
 
 Report = Callable[[float, str], None]
 LARGEST_CONTEXT = 8192
 """Context length that a Modelfile asks for: Ollama allocates memory for all of it at once."""
+FITTED_ON = 96
+"""Training questions on whose texts an adapter is merged into a quantised file."""
 MERGED = "merged"
 """Folder of the merged weights while they are converted to a GGUF file."""
 
@@ -77,7 +81,9 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), build_load_request(job.config).lora_alpha, name, base, folder)
     elif job.format == "gguf":
-        _write_gguf(job, engine, system, own, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase))
+        _write_gguf(
+            job, engine, present, base, system, own, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase)
+        )
     else:
         engine.export(folder)
     engine.close()
@@ -117,9 +123,29 @@ async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, s
         return []
     per_task = -(-count // len(config.tasks)) + 1  # one to spare: a few coordinates give no question
     refs = sorted(held_out_items(config.tasks, config.preset, per_task), key=lambda ref: ref.index)
+    return (await _chats(config, refs))[:count]
+
+
+async def training_chats(config: RunConfig, count: int) -> list[list[dict[str, str]]]:
+    """Conversations of so many training questions at most, of the config's tasks in turn."""
+    chosen = [config.tasks[slot % len(config.tasks)] for slot in range(count if config.tasks else 0)]
+    refs = [
+        TaskRef(
+            task,
+            preset_of(task, config.preset),
+            train_seed("export", "", 0, slot, config.seed),
+            0,
+            generator_of(task, ""),
+        )
+        for slot, task in enumerate(chosen)
+    ]
+    return await _chats(config, refs)
+
+
+async def _chats(config: RunConfig, refs: list[TaskRef]) -> list[list[dict[str, str]]]:
     async with Scorer() as scorer:
         candidates = await scorer.questions(refs)
-    questions = [question for question in candidates if isinstance(question, Question)][:count]
+    questions = [question for question in candidates if isinstance(question, Question)]
     return [build_conversation(question, config.answer_format) for question in questions]
 
 
@@ -166,8 +192,42 @@ def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
     quantise_gguf(whole, target, read_header(base).number("general.file_type"))
 
 
-def _write_gguf(job: WriteJob, engine: Engine, system: str, own: Path | None, report: Report) -> None:
+def _merge_into_own(
+    job: WriteJob, engine: Engine, config: RunConfig, spec: DecoderSpec, own: Path, report: Report
+) -> None:
+    """Write a copy of the base's file with the adapter in its codes, fitted on training questions and the model's answers."""
+    report(0.0, "answering training questions")
+    prompts = [engine.tokenizer.encode_chat(chat) for chat in asyncio.run(training_chats(config, FITTED_ON))]
+    prompts = [ids for ids in prompts if len(ids) + job.tokens <= engine.info.context_length]
+    groups = engine.generate(prompts, 1, Sampling(0.0, 1.0, job.tokens), seed=0) if prompts else []
+    answered = [TokenSequence(ids, group[0].tokens) for ids, group in zip(prompts, groups, strict=True)]
+    inputs, adapter = engine.linear_inputs(answered), engine.adapter()
+    engine.close()
+    settings = build_load_request(job.config)
+    merge_into_codes(
+        own,
+        Path(job.folder) / job.file,
+        spec,
+        adapter,
+        settings.lora_alpha / settings.lora_rank,
+        lambda module: np.asarray(inputs[module], np.float32),
+        lambda fraction, phrase: report(0.3 + 0.7 * fraction, phrase),
+    )
+
+
+def _write_gguf(
+    job: WriteJob, engine: Engine, config: RunConfig, base: Path, system: str, own: Path | None, report: Report
+) -> None:
     folder = Path(job.folder)
+    if job.quant == "same" and own is not None and engine.info.method == "lora":
+        spec = decoder_spec(read_json(base / "config.json"))
+        if config.tasks and not why_not_merged(own, spec, engine.adapter()):
+            _merge_into_own(job, engine, config, spec, own, report)
+            text = render_modelfile(
+                base, job.file, min(context_length(spec), LARGEST_CONTEXT), system, job.config.thinking
+            )
+            (folder / "Modelfile").write_text(text, encoding="utf-8")
+            return
     merged = folder / MERGED
     merged.mkdir()
     engine.export(merged)
