@@ -214,7 +214,7 @@ async def test_what_was_damaged_in_redis_is_left_out_or_named(redis_url: str) ->
     await store.add_invite(invite("i"))
     await server.delete(store._key("invite:", "i"))
     await server.hset(store._key("receipts:", "c"), "b", "\x92")
-    await server.hset(store._key("min:", int(NOW) // 60), "t/bf", "d")
+    await server.hset(store._key("min:", int(NOW) // 60 - 1), "t/bf", "d")
     for call in (store.invites, lambda: store.exchange(round_of("c", [])), lambda: store.stats(NOW, 10)):
         with pytest.raises(StoreFormat, match="Redis holds something that this program did not write"):
             await call()
