@@ -51,7 +51,7 @@ from sapo_swarm.coordinator.rules import (
     prefix_of,
 )
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.coordinator.store.base import Store, StoreUnavailable
+from sapo_swarm.coordinator.store.base import Store, StoreError, StoreUnavailable
 from sapo_swarm.coordinator.window_stats import build_leaderboard, rounds_per_s
 from sapo_swarm.protocol.identity import SignatureHeaders, node_id
 from sapo_swarm.protocol.invite import token_hash
@@ -324,7 +324,7 @@ class Coordinator:
             response = refusal.response()
         except web.HTTPException as error:
             response = http_refusal(error).response()
-        except StoreUnavailable as error:
+        except StoreError as error:
             log.warning("store: %s", error)
             response = self.admission.busy("store_down", "The store does not answer.", 2.0).response()
         except Exception:

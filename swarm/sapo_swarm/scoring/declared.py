@@ -332,7 +332,16 @@ def fits_schema(_part: JsonSchema, case: VerifierCase) -> float:
 
 def require_sound_schema(schema: object) -> None:
     """Raises BadTask if no answer could ever fit: reported once, instead of a verdict on every answer."""
-    _validator(msgspec.json.encode(schema))
+    from referencing.exceptions import Unresolvable
+
+    validator = _validator(msgspec.json.encode(schema))
+    try:
+        for value in (None, 0, "", [], {}):
+            validator.is_valid(value)
+    except RecursionError as error:
+        raise BadTask("schema.json: a $ref in it leads back to itself, so no answer could ever be judged.") from error
+    except Unresolvable as error:
+        raise BadTask(f"schema.json: there is no {error.ref[:200]!r} in it, and nothing is fetched.") from error
 
 
 @lru_cache(maxsize=8)

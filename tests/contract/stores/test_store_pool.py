@@ -8,10 +8,11 @@ from collections import Counter
 
 import msgspec
 import pytest
-from tests.support.stores import LIMITS, NOW, drawn, entry, round_of
+import redis.asyncio
+from tests.support.stores import LIMITS, NOW, drawn, entry, invite, round_of
 
 from sapo_swarm.coordinator.records import PoolEntry, PoolLimits
-from sapo_swarm.coordinator.store.base import Store
+from sapo_swarm.coordinator.store.base import Store, StoreFormat
 from sapo_swarm.coordinator.store.redis import MAX_READS, RedisStore
 from sapo_swarm.coordinator.store.redis_scripts import READ
 
@@ -199,3 +200,23 @@ async def test_a_snapshot_is_a_sample_for_everybody_and_nobodys_uptake(store: St
     found = await store.snapshot(NOW, 256)
     assert len(found) == 3
     assert (await store.exchange(round_of("n0", []))).uptake == 0
+
+
+async def test_what_was_damaged_in_redis_is_left_out_or_named(redis_url: str) -> None:
+    """One damaged group had every sample that met it fail; damaged counters and invites were a KeyError or a ValueError."""
+    store = RedisStore(redis_url, LIMITS, random.Random(1), secrets.token_hex(4))
+    await store.open()
+    await store.exchange(round_of("a", [1, 2, 3]))
+    server = redis.asyncio.from_url(redis_url)
+    await server.set(store._key("slot:", "1"), b"\xff\x00junk")
+    assert drawn(await store.exchange(round_of("b", [], want=8))) == [1, 3]
+    assert len(await store.snapshot(NOW, 8)) == 1, "one of each source"
+    await store.add_invite(invite("i"))
+    await server.delete(store._key("invite:", "i"))
+    await server.hset(store._key("receipts:", "c"), "b", "\x92")
+    await server.hset(store._key("min:", int(NOW) // 60 - 1), "t/bf", "d")
+    for call in (store.invites, lambda: store.exchange(round_of("c", [])), lambda: store.stats(NOW, 10)):
+        with pytest.raises(StoreFormat, match="Redis holds something that this program did not write"):
+            await call()
+    await server.aclose()
+    await store.close()

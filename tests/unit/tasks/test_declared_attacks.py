@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.support.declared import ADULTS, judge, score
 from tests.support.own_tasks import task_of
 
+from sapo_swarm.scoring import declared
 from sapo_swarm.tasks.own.spec import (
+    BadTask,
     ChoiceVerifier,
     ExactVerifier,
     ItemSet,
@@ -127,3 +129,24 @@ def test_queries_whose_results_are_large_take_little_memory_and_leave_none_taken
 def test_a_schema_fetches_nothing() -> None:
     task = task_of(JsonSchema(), schema={"$ref": "http://127.0.0.1:9/schema.json"})
     assert judge(task, "<answer>{}</answer>") == 0.0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"$dynamicRef": "http://127.0.0.1:9/x"},
+        {"$ref": "file:///etc/passwd"},
+    ],
+)
+def test_a_schema_by_which_no_answer_could_be_judged_is_refused_in_a_sentence(schema: object) -> None:
+    """Each answer counted as wrong instead, and nobody said why."""
+    with pytest.raises(BadTask, match=r"schema\.json: (there is no|a \$ref in it leads back)"):
+        declared.require_sound_schema(schema)
+
+
+def test_a_schema_of_a_tree_refers_to_itself() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    declared.require_sound_schema(tree)
+    assert judge(task_of(JsonSchema(), schema=tree), '<answer>{"left": {"right": {}}}</answer>') == 1.0

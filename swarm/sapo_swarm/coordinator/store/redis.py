@@ -22,7 +22,7 @@ from sapo_swarm.coordinator.records import (
     WindowStats,
 )
 from sapo_swarm.coordinator.store import redis_scripts as scripts
-from sapo_swarm.coordinator.store.base import StoreUnavailable
+from sapo_swarm.coordinator.store.base import StoreFormat, StoreUnavailable
 from sapo_swarm.coordinator.store.redis_registry import (
     RedisTasks,
     member_of,
@@ -109,7 +109,9 @@ class _Draw(SampleDraw):
     def offer(self, slots: Iterable[bytes | str | None]) -> None:
         """The content of some slots, None for empty ones: one of each source is taken unless its invite has its share."""
         for raw in slots:
-            entry = None if raw is None else unpack_record(raw, PoolEntry)
+            entry = None
+            with contextlib.suppress(StoreFormat):  # a damaged group is not given out, and harms no other
+                entry = None if raw is None else unpack_record(raw, PoolEntry)
             if entry is None or not self.fits(entry):
                 continue
             self.read.setdefault(entry.node, {})[entry.id] = entry
@@ -160,17 +162,17 @@ class RedisStore(RedisTasks):
             first = dict(zip(drawn[::2], drawn[1::2], strict=True))
             sample = await self._sample(exchange, pool, first, PER_SOURCE) if exchange.want else []
             self._credits.add(exchange.node, (entry.node for entry in sample), int(exchange.now) // MINUTE)
-        return ExchangeOutcome(
-            stored=tuple(bit == 49 for bit in bits),  # b"1"
-            sample=tuple(entry.blob for entry in sample),
-            origins=tuple(entry.invite for entry in sample),
-            uptake=uptake,
-            receipts={receipts[i].decode(): int(receipts[i + 1]) for i in range(0, len(receipts), 2)},
-            mine=int(float(mine)),
-            total=int(total),
-            nodes=nodes,
-            pool=pool,
-        )
+            return ExchangeOutcome(
+                stored=tuple(bit == 49 for bit in bits),  # b"1"
+                sample=tuple(entry.blob for entry in sample),
+                origins=tuple(entry.invite for entry in sample),
+                uptake=uptake,
+                receipts={receipts[i].decode(): int(receipts[i + 1]) for i in range(0, len(receipts), 2)},
+                mine=int(float(mine)),
+                total=int(total),
+                nodes=nodes,
+                pool=pool,
+            )
 
     async def snapshot(self, now: float, want: int) -> tuple[bytes, ...]:
         """See Store."""
@@ -209,18 +211,18 @@ class RedisStore(RedisTasks):
                     pipe.hgetall(self._key("min:", minute))
                 top, total, nodes, members, pool, *minutes = await pipe.execute()
             rows = await self._rows([(node.decode(), int(groups)) for node, groups in top])
-        return WindowStats(
-            rows=rows,
-            total=int(total or 0),
-            nodes=nodes,
-            members=members,
-            pool=pool,
-            minutes={
-                minute: {key.decode(): float(value) for key, value in counts.items()}
-                for minute, counts in zip(span, minutes, strict=True)
-                if counts
-            },
-        )
+            return WindowStats(
+                rows=rows,
+                total=int(total or 0),
+                nodes=nodes,
+                members=members,
+                pool=pool,
+                minutes={
+                    minute: {key.decode(): float(value) for key, value in counts.items()}
+                    for minute, counts in zip(span, minutes, strict=True)
+                    if counts
+                },
+            )
 
     async def _rows(self, top: list[tuple[str, int]]) -> tuple[NodeStats, ...]:
         if not top:

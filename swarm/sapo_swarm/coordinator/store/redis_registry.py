@@ -36,11 +36,13 @@ from sapo_swarm.types import UNREADABLE
 
 @contextlib.asynccontextmanager
 async def translate_redis_errors() -> AsyncIterator[None]:
-    """Whatever fails on the way becomes StoreUnavailable."""
+    """Whatever fails on the way becomes StoreUnavailable, what does not read StoreFormat."""
     try:
         yield
     except (TimeoutError, RedisError, OSError) as error:
         raise StoreUnavailable(f"Redis does not answer: {type(error).__name__}: {error}") from error
+    except (ValueError, LookupError) as error:
+        raise StoreFormat(f"Redis holds something that this program did not write: {error!r:.200}") from error
 
 
 async def await_reply(reply: Any) -> Any:
@@ -176,7 +178,7 @@ class RedisRegistry:
                 for hash in hashes:
                     pipe.hgetall(self._key("invite:", hash))
                 rows = await pipe.execute()
-        invites = [_invite(hash, row) for hash, row in zip(hashes, rows, strict=True)]
+            invites = [_invite(hash, row) for hash, row in zip(hashes, rows, strict=True)]
         return sorted(invites, key=lambda invite: invite.created)
 
     async def revoke_invite(self, hash: str) -> list[str]:
