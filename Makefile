@@ -4,22 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: run test check bench venv system llama real-models clean
+.PHONY: run test check check-types check-rest bench venv system llama real-models clean
 
 run: venv
 	$(BIN)/sapo-desktop
 
 # What failed beside the others runs once more alone: green then, it was a race, and its name stands in the output.
 # Hundreds of processes start: with their bytecode kept, each compiles nothing.
-test: venv system llama real-models check
+test: venv system llama real-models
+	$(MAKE) -j2 check
 	unset PYTHONDONTWRITEBYTECODE; \
 	$(BIN)/python -m pytest -n auto --dist worksteal || { \
 	  [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-check: venv
+# `make -j2 check` runs the types beside the rest: either takes one processor about as long.
+check: check-types check-rest
+
+check-types: venv
+	$(BIN)/mypy
+
+check-rest: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/vulture app swarm backends assets packaging tests/support/manual.py  # without tests: what only they keep alive

@@ -60,7 +60,9 @@ def run(command: list[str], environment: dict[str, str]) -> subprocess.Completed
 
 
 def megabytes(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink()) // 10**6
+    """On the disk: uv's cache and its tools are links to the same files."""
+    files = [path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values()) // 10**6
 
 
 def program(folder: Path, name: str) -> str:

@@ -60,9 +60,11 @@ class VerbServer:
             reply.settimeout(timeout)
             try:
                 code = int(reply.recv(16))
-            except TimeoutError:
+            except BaseException as error:
                 os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(["sapo-desktop", *arguments], timeout) from None
+                if isinstance(error, TimeoutError):
+                    raise subprocess.TimeoutExpired(["sapo-desktop", *arguments], timeout) from None
+                raise
             output.seek(0)
             errors.seek(0)
             texts = (output.read().decode(), errors.read().decode())

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from sapo_desktop.cli import VERBS, build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,30 +70,31 @@ def endings() -> frozenset[str]:
     return frozenset(found)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_path_in_backticks_exists(page: str) -> None:
-    said = {word for word in re.findall(r"`([^`\n]+)`", prose(read(page))) if LOOKS_LIKE_A_PATH.fullmatch(word)}
-    missing = {
-        word
-        for word in said - NOT_OURS
-        if not (ROOT / word).exists()
-        and not {word, f"{word.rstrip('/')}/"} & endings()
-        and not word.startswith("cache/")
-    }
-    assert not missing
+def test_every_path_in_backticks_exists() -> None:
+    missing = []
+    for page in PAGES:
+        words = {word for word in re.findall(r"`([^`\n]+)`", prose(read(page))) if LOOKS_LIKE_A_PATH.fullmatch(word)}
+        missing += [
+            f"{page}: {word}"
+            for word in words - NOT_OURS
+            if not (ROOT / word).exists()
+            and not {word, f"{word.rstrip('/')}/"} & endings()
+            and not word.startswith("cache/")
+        ]
+    assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
-    text = prose(read(page))
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http://", "https://"))]
+def test_every_link_leads_somewhere() -> None:
     broken = []
-    for link in links:
-        path, _, section = link.partition("#")
-        target = (ROOT / page).parent / path if path else ROOT / page
-        if not target.exists() or (section and section not in anchors(target)):
-            broken.append(link)
-    assert not broken
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose(read(page))):
+            if link.startswith(("http://", "https://")):
+                continue
+            path, _, section = link.partition("#")
+            target = (ROOT / page).parent / path if path else ROOT / page
+            if not target.exists() or (section and section not in anchors(target)):
+                broken.append(f"{page}: {link}")
+    assert broken == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -104,11 +103,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/manual.md"])
-def test_no_line_is_wider_than_a_screen_but_tables(page: str) -> None:
+def test_no_line_is_wider_than_a_screen_but_tables() -> None:
     """Mend it with: python packaging/wrap_docs.py"""
-    wide = [line for line in read(page).splitlines() if len(line) > WIDTH and not line.startswith(("|", "!["))]
-    assert not wide
+    lines = [(page, line) for page in PAGES if page != "docs/manual.md" for line in read(page).splitlines()]
+    assert [(page, line) for page, line in lines if len(line) > WIDTH and not line.startswith(("|", "!["))] == []
 
 
 @cache
@@ -126,24 +124,25 @@ def flags_in(found: argparse.ArgumentParser) -> Iterator[str]:
                 yield from flags_in(inner)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_has_a_verb_and_flags_that_exist(page: str) -> None:
-    commands = re.findall(r"\bsapo-desktop ([a-z][a-z-]*)((?:[ \t]+[^\s`|;#)]+)*)", read(page))
-    wrong = [verb for verb, _ in commands if verb not in VERBS and verb not in NO_VERBS]
-    wrong += [
-        f"{verb} {flag}"
-        for verb, rest in commands
-        if verb in VERBS
-        for flag in re.findall(r"(?<=\s)--[a-z][a-z-]*", rest)
-        if flag not in flags_of(verb)
-    ]
-    assert not wrong
+def test_every_command_has_a_verb_and_flags_that_exist() -> None:
+    wrong = []
+    for page in PAGES:
+        commands = re.findall(r"\bsapo-desktop ([a-z][a-z-]*)((?:[ \t]+[^\s`|;#)]+)*)", read(page))
+        wrong += [f"{page}: {verb}" for verb, _ in commands if verb not in VERBS and verb not in NO_VERBS]
+        wrong += [
+            f"{page}: {verb} {flag}"
+            for verb, rest in commands
+            if verb in VERBS
+            for flag in re.findall(r"(?<=\s)--[a-z][a-z-]*", rest)
+            if flag not in flags_of(verb)
+        ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_no_recipe_gives_the_model_that_is_here_another_base_method_or_task(page: str) -> None:
+def test_no_recipe_gives_the_model_that_is_here_another_base_method_or_task() -> None:
     """`node` without a name goes on with the model one has."""
-    assert re.findall(r"sapo-desktop node (?:--silo )?--(?:model|method|tasks)\b.*", read(page)) == []
+    recipe = re.compile(r"sapo-desktop node (?:--silo )?--(?:model|method|tasks)\b.*")
+    assert [(page, match) for page in PAGES for match in recipe.findall(read(page))] == []
 
 
 def test_no_hint_in_the_code_does_either() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 
 import pytest
@@ -79,13 +80,15 @@ KINDS: dict[str, tuple[Verifier, str]] = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.timeout(20)
-def test_no_attack_is_right_or_raises(kind: str, attack: str) -> None:
+@pytest.mark.timeout(120)
+def test_no_attack_is_right_or_raises(kind: str) -> None:
     part, truth = KINDS[kind]
-    assert score(part, ATTACKS[attack], truth) == 0.0
-    assert score(part, ATTACKS[attack], truth, partial=True) < 1.0
+    for name, attack in ATTACKS.items():
+        began = time.process_time()
+        assert score(part, attack, truth) == 0.0, name
+        assert score(part, attack, truth, partial=True) < 1.0, name
+        assert time.process_time() - began < 20, name
 
 
 @given(st.text(max_size=200))
