@@ -27,8 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 START = 2
 QUESTION = (
-    "A customer wrote: my order {0} has not arrived after {1} days and I want to know where it is. Which department should "
-    "answer: sales, delivery, accounts or repairs? Reply with one word."
+    "Which department should answer this message: sales, delivery, accounts or repairs? Reply with the department only.\n\n"
+    "My order {0} has not arrived after {1} days."
 )
 ENGINE = """
 import json, random, sys, time

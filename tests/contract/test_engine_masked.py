@@ -80,7 +80,7 @@ def test_a_masked_token_s_log_probabilities_never_count(full: Any, load: Callabl
 def test_a_condensed_minibatch_has_the_same_gradient(full: Any, load: Callable[..., Engine], algorithm: str) -> None:
     """Equal samples computed once and a common prefix computed once: the loss and every gradient stay, clipping included."""
     policy, engine = POLICIES[algorithm], load(full)
-    common = tuple(engine.tokenizer.encode_text("The same words before every question. "))
+    common = tuple(engine.tokenizer.encode_text("The same words before every question. " * 4))
     batch = [replace(s, prompt=(*common, *s.prompt)) for s in _by_turns(_batch(engine, policy.temperature))]
     batch = [*batch, batch[0], *batch[:3]]
     condensed = condense(batch)

@@ -224,7 +224,9 @@ class TorchEngine(Engine):
         """See Engine.logprobs."""
         result: list[list[float]] = [[] for _ in sequences]
         known = [i for i, sequence in enumerate(sequences) if sequence.completion]
-        scored = share_prefix([TrainSample(tuple(sequences[i].prompt), tuple(sequences[i].completion), 1.0) for i in known])
+        scored = share_prefix(
+            [TrainSample(tuple(sequences[i].prompt), tuple(sequences[i].completion), 1.0) for i in known]
+        )
         pairs = [(sample.prompt, sample.completion) for sample in scored]
         masks = [sample.loss_mask for sample in scored]
 

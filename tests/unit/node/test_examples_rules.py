@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_backends.base import TrainSample
 from sapo_backends.errors import CancelToken
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig

@@ -222,9 +222,7 @@ class NativeKernels:
         def share(some: slice) -> None:
             outputs = tokens[some], logprobs[some], torch.empty(size + PAD)
             pointers = map(data_pointer, (uniform[some], *outputs))
-            self.library.sapo_sample(
-                len(outputs[0]), size, data_pointer(logits[some]), wide, temperature, *pointers
-            )
+            self.library.sapo_sample(len(outputs[0]), size, data_pointer(logits[some]), wide, temperature, *pointers)
 
         in_shares(rows, share)
         return tokens, logprobs
