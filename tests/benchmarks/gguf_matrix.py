@@ -313,7 +313,6 @@ def _gib(size: int) -> float:
 def _asked(config: Any, engine: Engine, examples: int) -> tuple[list[list[int]], list[TrainSample]]:
     """Prompts of the table's rows, and a step of the examples phase."""
     from sapo_desktop.services.bases.question_tokens import rows_of
-    from sapo_swarm.node.verified_examples import with_common_prompt
     from sapo_swarm.scoring.prompts import build_conversation
     from sapo_swarm.tasks.own import library
 
@@ -321,7 +320,7 @@ def _asked(config: Any, engine: Engine, examples: int) -> tuple[list[list[int]],
     prompts = [engine.tokenizer.encode_chat(build_conversation(question, config.answer_format)) for question, _ in rows]
     answers = [(*engine.tokenizer.encode_text(text), engine.tokenizer.eot_id) for _, text in rows]
     pairs = zip(prompts[:examples], answers, strict=False)
-    return prompts, with_common_prompt([TrainSample(tuple(prompt), answer, 1.0) for prompt, answer in pairs])
+    return prompts, [TrainSample(tuple(prompt), answer, 1.0) for prompt, answer in pairs]
 
 
 def _batch(prompts: Sequence[Sequence[int]], made: Sequence[Sequence[Completion]]) -> list[TrainSample]:

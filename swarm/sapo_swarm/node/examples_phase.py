@@ -35,7 +35,6 @@ from sapo_swarm.node.verified_examples import (
     as_sample,
     cut_into_batches,
     source_of,
-    with_common_prompt,
 )
 from sapo_swarm.tasks.catalogue import is_own, new_tokens, task_tokens
 from sapo_swarm.tasks.own import library
@@ -102,7 +101,6 @@ class _Reading:
             return
         if self.logprob is None:
             samples = [sample for example in apart if (sample := as_sample(context, example)) is not None]
-            samples = with_common_prompt(samples)
             sequences = [TokenSequence(sample.prompt, sample.completion) for sample in samples]
             rows = await context.host.call(engine.logprobs, sequences, 1.0)
             values = [value for sample, row in zip(samples, rows, strict=True) for value in sample.masked(row)]
@@ -357,9 +355,7 @@ class ExamplesPhase:
         context.begin(work, "examples", detail)
         with work.timed("examples"):
             batch = await self._batch(source)
-            samples = with_common_prompt(
-                [sample for example in batch if (sample := as_sample(context, example)) is not None]
-            )
+            samples = [sample for example in batch if (sample := as_sample(context, example)) is not None]
             work.examples = max(1, len(samples))
             rate = examples_rate(engine.info.method, engine.info.parameters)
             policy = PolicyUpdate(rate * SMALLER ** without_gain(self.readings))

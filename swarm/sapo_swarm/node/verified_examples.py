@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from sapo_backends.base import TrainSample
@@ -47,8 +47,6 @@ LEAST_OF_MANY = 3
 more: with eight of each of twenty tasks a reading took a third as long as the examples themselves."""
 APART_ROUND = -1
 """Replaces the round number for the set-aside questions of a task that generates fresh ones. Pass 0 is -2, and so on."""
-SHARED_PROMPT = 16
-"""Tokens that prompts must share before the shared part is computed only once."""
 AT_ONCE = 256
 """References per call of the scorer, so that other callers get a turn."""
 
@@ -220,32 +218,3 @@ def as_sample(context: RoundContext, example: VerifiedExample) -> TrainSample | 
     if len(prompt) + len(completion) > engine.info.context_length:
         return None
     return TrainSample(tuple(prompt), completion, 1.0)
-
-
-def with_common_prompt(samples: Sequence[TrainSample]) -> list[TrainSample]:
-    """The same samples with the common prefix of all prompts as the one prompt, and the rest of each prompt masked, before
-    its completion.
-
-    An engine computes a prompt once for all completions that continue it. The rows of a table share their instruction, 49 of
-    68 tokens with the usual wording, so that a step takes 19 instead of 52 processor seconds (96 rows, SmolLM2-135M); loss
-    and gradient are the same.
-    """
-    prompts = [sample.prompt for sample in samples]
-    if len(samples) < 2:
-        return list(samples)
-    first, last = min(prompts), max(prompts)
-    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    if common < SHARED_PROMPT:
-        return list(samples)
-    return [
-        replace(
-            sample,
-            prompt=sample.prompt[:common],
-            completion=(*sample.prompt[common:], *sample.completion),
-            loss_mask=(
-                *(False,) * (len(sample.prompt) - common),
-                *(sample.loss_mask or (True,) * len(sample.completion)),
-            ),
-        )
-        for sample in samples
-    ]

@@ -125,7 +125,10 @@ def test_kernels_beside_packed_weights_decode_what_float32_decodes(
     wide = replace(wide, adapter=LoraWeights(layout.views(adapter.float()), 4, 2.0) if adapted else None)
     common = torch.randint(0, VOCABULARY, (20,), generator=generator).tolist()
     prompts = [common + torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
-    owner, before = torch.arange(len(prompts)).repeat_interleave(torch.tensor([3, 0, 20, 2, 5])), torch.get_num_threads()
+    owner, before = (
+        torch.arange(len(prompts)).repeat_interleave(torch.tensor([3, 0, 20, 2, 5])),
+        torch.get_num_threads(),
+    )
     errors: dict[str, list[float]] = {"plain": [], "packed": []}
     torch.set_num_threads(threads)
     try:

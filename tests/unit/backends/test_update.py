@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
-from sapo_backends.common.update import Report, UpdateTally, run_update
+from sapo_backends.common.update import Report, UpdateTally, condense, run_update, share_prefix
 from sapo_backends.composite import CompositeEngine
 from sapo_backends.errors import Cancelled, CancelToken
 from sapo_backends.fake import FakeBackend, FakeEngine
@@ -65,3 +65,33 @@ def test_a_generator_that_cannot_follow_does_not_repeat_the_update(
     monkeypatch.setattr(CompositeEngine, "_sync_generator", lambda _: pytest.fail("it has the newest weights"))
     pair.generate([[1, 2]], 2, Sampling(max_new_tokens=2), 0)
     pair.close()
+
+
+def test_what_all_prompts_begin_with_is_the_one_prompt_and_the_rest_is_masked() -> None:
+    """The same tokens in the same order; only the completions' own carry loss, with their log-probabilities. Prompts with
+    little in common stay as they are, and so do those whose rest would be computed more often than it saves."""
+    common = tuple(range(100, 120))
+    samples = [
+        TrainSample((*common, 1, 2), (7, 8), 1.0, old_logprobs=(-1.0, -2.0)),
+        TrainSample((*common, 3), (9,), 1.0),
+        TrainSample(common, (5,), 1.0, loss_mask=(True,)),
+    ]
+    shared = share_prefix(samples)
+    assert [sample.prompt for sample in shared] == [common] * 3
+    assert [(*a.prompt, *a.completion) for a in shared] == [(*b.prompt, *b.completion) for b in samples]
+    assert [a.masked(a.completion) for a in shared] == [(7, 8), (9,), (5,)]
+    assert [a.learned for a in shared] == [2, 1, 1]
+    assert shared[0].masked(shared[0].old_logprobs or ()) == (-1.0, -2.0)
+    apart = [TrainSample((1, *common), (7,), 1.0), TrainSample((2, *common), (8,), 1.0)]
+    assert share_prefix(apart) == apart
+    assert share_prefix(samples[:1]) == samples[:1]
+    many = [TrainSample((*common, *(number,) * 30), (answer,), 1.0) for number in (1, 2) for answer in range(8)]
+    assert share_prefix(many) == many
+
+
+def test_equal_samples_are_computed_once_with_their_advantages_together() -> None:
+    """They keep their place and their tokens in the denominators; a different text, advantage or source stays apart."""
+    twice, other = TrainSample((1, 2), (3, 4), 0.5), TrainSample((1, 2), (3, 4), 0.5, external=True)
+    condensed = condense([twice, BATCH[1], twice, other, twice])
+    assert [sample.advantage for sample in condensed] == [1.5, -1.0, 0.0, 0.5, 0.0]
+    assert [sample.completion for sample in condensed] == [(3, 4), (5, 4), (3, 4), (3, 4), (3, 4)]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_backends.base import TrainSample
 from sapo_backends.errors import CancelToken
 from sapo_swarm.algorithms.base import examples_rate
 from sapo_swarm.config import RunConfig
@@ -22,7 +21,7 @@ from sapo_swarm.node.governor.run_control import RunControl, RunRequests, apply_
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.round_context import NodeActivity
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector
-from sapo_swarm.node.verified_examples import BATCH, cut_into_batches, rows_apart, with_common_prompt
+from sapo_swarm.node.verified_examples import BATCH, cut_into_batches, rows_apart
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import build_task
@@ -252,21 +251,3 @@ def test_larger_models_take_smaller_steps_on_examples() -> None:
     rates = [examples_rate("lora", size) for size in (135_000_000, 500_000_000, 1_500_000_000)]
     assert rates == sorted(rates, reverse=True)
     assert examples_rate("full", 5_000_000) > examples_rate("full", 600_000_000)
-
-
-def test_what_all_prompts_begin_with_is_the_one_prompt_and_the_rest_is_masked() -> None:
-    """The same tokens in the same order; only the completions' own carry loss. Prompts with little in common stay as they are."""
-    common = tuple(range(100, 120))
-    samples = [
-        TrainSample((*common, 1, 2), (7, 8), 1.0),
-        TrainSample((*common, 3), (9,), 1.0),
-        TrainSample(common, (5,), 1.0),
-    ]
-    shared = with_common_prompt(samples)
-    assert [sample.prompt for sample in shared] == [common] * 3
-    assert [(*a.prompt, *a.completion) for a in shared] == [(*b.prompt, *b.completion) for b in samples]
-    assert [a.masked(a.completion) for a in shared] == [(7, 8), (9,), (5,)]
-    assert [a.learned for a in shared] == [2, 1, 1]
-    apart = [TrainSample((1, *common), (7,), 1.0), TrainSample((2, *common), (8,), 1.0)]
-    assert with_common_prompt(apart) == apart
-    assert with_common_prompt(samples[:1]) == samples[:1]
