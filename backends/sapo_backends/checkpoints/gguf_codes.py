@@ -2,8 +2,9 @@
 
 Rounding W + BA to the file's types undoes most fine-tuning: an adapter moves a weight by a few hundredths of a step. What counts
 is the layer's output on texts of the task, and there many weights act together. So codes are moved by whole steps wherever that
-brings the outputs nearer to those with the adapter: coordinate descent on tr(E H E'), E = the weights' error, H = the second
-moments of the layer's inputs (the objective of GPTQ, arXiv 2210.17323). Steps and offsets of the blocks stay as they are.
+brings the outputs nearer to those with the adapter: first each column's error is passed on to later columns (GPTQ, arXiv
+2210.17323), then coordinate descent on the same objective, tr(E H E'), E = the weights' error, H = the second moments of the
+layer's inputs. Steps and offsets of the blocks stay as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from sapo_backends.errors import ModelNotFound
 
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
-SWEEPS = 3
+SWEEPS, BLOCK = 2, 128
+"""Passes of the descent; columns whose errors are passed on together."""
 DAMPING = 0.01
 """Part of the mean second moment that is added to each: directions that no text showed stay as they are."""
 ROWS = 512
@@ -138,23 +140,51 @@ LAYOUTS: Mapping[str, CodeLayout] = {
 
 
 def fit_codes(
-    codes: NDArray[np.int16], step: Float32, top: int, change: Float32, moments: Float32
+    codes: NDArray[np.int16], step: Float32, top: int, change: Float32, moments: Moments
 ) -> NDArray[np.int16]:
-    """Codes (rows, in) whose outputs are near to those of weights changed by `change` (rows, in). moments (in, in): mean outer
-    product of inputs. top: the largest code."""
-    fitted = codes.copy()
-    damped = moments + DAMPING * max(float(np.diag(moments).mean()), 1e-20) * np.eye(len(moments), dtype=np.float32)
-    slope = -(change @ damped).T.copy()  # (in, rows), of half the objective by each weight
-    safe = np.where(step == 0, 1, step)
+    """Codes (rows, in) whose outputs are near to those of weights changed by `change` (rows, in). top: the largest code."""
+    fitted, rest = codes.copy(), change.copy()
+    safe = np.where(step == 0, np.float32(np.inf), step)
+
+    def move(j: int, wish: Float32) -> Float32:
+        """Move column j by the nearest number of steps; what it moved by."""
+        steps = np.clip(np.rint(wish / safe[:, j]) + fitted[:, j], 0, top) - fitted[:, j]
+        fitted[:, j] += steps.astype(np.int16)
+        moved: Float32 = steps * step[:, j]
+        return moved
+
+    for begin in range(0, codes.shape[1], BLOCK):
+        block = slice(begin, min(begin + BLOCK, codes.shape[1]))
+        errors = np.empty((len(codes), block.stop - begin), np.float32)
+        for j in range(begin, block.stop):
+            errors[:, j - begin] = (rest[:, j] - move(j, rest[:, j])) / moments.feedback[j, j]
+            rest[:, j : block.stop] -= np.outer(errors[:, j - begin], moments.feedback[j, j : block.stop])
+        rest[:, block.stop :] -= errors @ moments.feedback[block, block.stop :]
+    slope = (((fitted - codes) * step - change) @ moments.damped).T.copy()  # (in, rows), of half the objective
     for _ in range(SWEEPS):
         for j in range(codes.shape[1]):
-            wish = np.rint(-slope[j] / damped[j, j] / safe[:, j])
-            wish = np.clip(wish + fitted[:, j], 0, top) - fitted[:, j]
-            moved = np.flatnonzero(wish * step[:, j])
-            if moved.size:
-                fitted[moved, j] += wish[moved].astype(np.int16)
-                slope[:, moved] += np.outer(damped[j], wish[moved] * step[moved, j])
+            moved = move(j, -slope[j] / moments.damped[j, j])
+            where = np.flatnonzero(moved)
+            if where.size:
+                slope[:, where] += np.outer(moments.damped[j], moved[where])
     return fitted
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Second moments (in, in) of a layer's inputs, damped; and for the passing on of errors the upper Cholesky factor of their
+    inverse."""
+
+    damped: Float32
+    feedback: Float32
+
+    @classmethod
+    def of(cls, inputs: Float32) -> Moments:
+        """inputs: (tokens, in)."""
+        moments = (inputs.T @ inputs / max(1, len(inputs))).astype(np.float64)
+        moments[np.diag_indices_from(moments)] += DAMPING * max(float(np.diag(moments).mean()), 1e-20)
+        upper = np.linalg.cholesky(np.linalg.inv(moments)).T
+        return cls(moments.astype(np.float32), upper.astype(np.float32))
 
 
 def why_not_merged(own: Path, spec: DecoderSpec, adapter: Mapping[str, object]) -> str:
@@ -190,8 +220,7 @@ def merge_into_codes(
                 progress(number / len(pairs), "merging into the file's own codes")
             up = convert_for_llamacpp(spec, weight, sides[".lora_b"])
             tensor = tensors[base_name(spec, weight)]
-            seen = inputs(weight.removesuffix(".weight"))
-            moments = seen.T @ seen / max(1, len(seen))
+            moments = Moments.of(inputs(weight.removesuffix(".weight")))
             width = tensor.bytes // len(up)
             for begin in range(0, len(up), ROWS):
                 place = header.data + tensor.offset + begin * width
@@ -201,7 +230,7 @@ def merge_into_codes(
                 file.write(_merged(tensor, raw, scale * up[begin : begin + ROWS] @ sides[".lora_a"], moments).tobytes())
 
 
-def _merged(tensor: TensorEntry, raw: Bytes, change: Float32, moments: Float32) -> Bytes:
+def _merged(tensor: TensorEntry, raw: Bytes, change: Float32, moments: Moments) -> Bytes:
     """Rows of a tensor with a change (rows, in) in their codes."""
     layout = LAYOUTS[_kind(tensor)]
     step, offset = layout.steps(raw)

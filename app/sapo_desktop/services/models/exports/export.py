@@ -45,7 +45,7 @@ from sapo_swarm.tasks.own import library
 # Where an export goes and whether it fits: checked before anything is written.
 
 BYTES_A_WEIGHT = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "same": 2.0}
-"""For "same", the size of the 16-bit weights that it is made from: the file itself is smaller."""
+"""For "same", the size of the 16-bit weights that it is rounded from after full fine-tuning; else the file is smaller."""
 FLOAT32 = 4
 BESIDE = 32 * 2**20
 """Bytes for tokenizer, settings, card, file system."""

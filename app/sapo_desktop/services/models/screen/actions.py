@@ -166,7 +166,7 @@ _GGUF = {
     "f16": "for llama.cpp, LM Studio and Ollama: 16 bits a weight",
     "q8_0": "the same in 8 bits: half as large, hardly worse",
     "q4_0": "the same in 4 bits: the smallest, worse for small models",
-    "same": "the same in the types of the GGUF file that the model was made from; in 4 bits the gain may be lost",
+    "same": "your GGUF file itself with the training in it: the same size, for llama.cpp, LM Studio and Ollama",
 }
 _GGUF_ADAPTER = "an adapter on the GGUF file that you have, for llama.cpp and Ollama, and for peft: nothing is rounded"
 _TO_LM_STUDIO = "a GGUF file in 8 bits in LM Studio's folder, where it lists the model"
