@@ -153,3 +153,12 @@ def test_a_schema_of_a_tree_refers_to_itself() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
     declared.require_sound_schema(tree)
     assert judge(task_of(JsonSchema(), schema=tree), '<answer>{"left": {"right": {}}}</answer>') == 1.0
+
+
+def test_a_query_cannot_sort_gigabytes() -> None:
+    """Values of a megabyte, made of few letters, took 1.5 GB and four seconds within the steps that a query has."""
+    large = f"replace('{'a' * 1000}', 'a', '{'b' * 1000}')"
+    rows = f"WITH RECURSIVE c(x, b) AS (SELECT 1, {large} UNION ALL SELECT x + 1, b || x FROM c LIMIT 1500)"
+    assert score(SqlVerifier(), f"{rows} SELECT count(*) FROM (SELECT b FROM c ORDER BY b)", "SELECT 1500") == 0.0
+    small = large.replace("b" * 1000, "b" * 60)
+    assert score(SqlVerifier(), f"SELECT length({small})", "SELECT 60000") == 1.0
