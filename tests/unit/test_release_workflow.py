@@ -77,7 +77,9 @@ def test_a_verb_of_each_group_of_help_is_tried_on_the_installed_app() -> None:
         ({"rounds": 2, "doctor": ["no node"]}, False),
         ({"rounds": 2, "doctor": "green", "failed": {"models": "no"}}, False),
         ({"failed": "pip install"}, False),
-        ({"engine": "none", "rounds": 0, "doctor": ["no engine"]}, True),
+        ({"engine": "none", "rounds": 0, "doctor": ["no"], "failed": {"new": "No engine that can train."}}, True),
+        ({"engine": "none", "rounds": 0, "doctor": ["no"], "failed": {"new": "No engine", "tasks": "no"}}, False),
+        ({"engine": "none", "failed": "uv tool install"}, False),
     ],
 )
 def test_a_line_is_good_only_where_everything_was_done(line: dict[str, object], good: bool) -> None:
