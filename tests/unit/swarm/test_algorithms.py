@@ -82,9 +82,9 @@ def test_no_algorithm_is_called_sapo() -> None:
 
 def test_an_algorithm_is_imported_only_when_chosen() -> None:
     code = (
-        "import sys; from sapo_swarm.algorithms import registry; "
-        "assert not any(m in sys.modules for m in registry.ALGORITHMS.values()); "
-        "registry.load_algorithm('rloo'); assert 'sapo_swarm.algorithms.grpo' not in sys.modules"
+        "import sys; from sapo_swarm.algorithms import base; "
+        "assert not any(m in sys.modules for m in base.ALGORITHMS.values()); "
+        "base.load_algorithm('rloo'); assert 'sapo_swarm.algorithms.grpo' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
