@@ -159,7 +159,7 @@ class DecoderModel:
         """See CausalModel.decode_weights."""
         weights = self.weights(trained)
         if self.kernels is None:
-            return DecodeWeights.of(self.spec, weights, self.paths.layout, self.paths.attention)
+            return DecodeWeights.of(self.spec, weights, self.paths.layout)
         return NativeDecodeWeights.of(self.kernels, self.spec, weights)
 
     def session(
@@ -168,8 +168,8 @@ class DecoderModel:
         """See CausalModel.session."""
         if isinstance(weights, NativeDecodeWeights):
             return NativeSession(self.spec, self.rope, weights, prompts, owner, steps)
-        if weights.kernels is not None:
-            return PackedSession(self.spec, self.rope, weights, prompts, owner, steps)
+        if self.paths.attention is not None:
+            return PackedSession(self.spec, self.rope, weights, self.paths.attention, prompts, owner, steps)
         return DecoderSession(self.spec, self.rope, weights, prompts, owner, steps)
 
     def micro_batches(self, pairs: Sequence[Pair], budget: int, workers: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -362,23 +363,19 @@ def _bias(lengths: Tensor, longest: int, heads: int, kind: torch.dtype) -> Tenso
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
-    """prefill: the weights in the training layout. layers, head: laid out for products with few rows. kernels: those that
-    compute attention, if any."""
+    """prefill: the weights in the training layout. layers, head: laid out for products with few rows."""
 
     prefill: DecoderWeights
     layers: list[LayerWeights]
     head: AdaptedProjection
-    kernels: NativeKernels | None = None
 
     @classmethod
-    def of(
-        cls, spec: DecoderSpec, weights: DecoderWeights, layout: WeightLayout, kernels: NativeKernels | None = None
-    ) -> DecodeWeights:
+    def of(cls, spec: DecoderSpec, weights: DecoderWeights, layout: WeightLayout) -> DecodeWeights:
         """Lay the weights out. A batch reads them once per token that it samples, so this pays off from a dozen
         tokens on. An adapter stays as it is and is added to the output of the laid-out layer."""
         lay_out = _LAYOUTS[layout]
         layers = [_layer(spec, weights, layer, lay_out) for layer in range(spec.layers)]
-        return cls(weights, layers, AdaptedProjection(lay_out(weights.head), None, [], [], 0.0, []), kernels)
+        return cls(weights, layers, AdaptedProjection(lay_out(weights.head), None, [], [], 0.0, []))
 
 
 LayOut = Callable[[Tensor], Tensor]
@@ -610,21 +607,22 @@ def _padded(count: int) -> int:
     return -(-count // PAD) * PAD
 
 
-class NativeSession:
-    """See causal_lm.DecodeSession. All tensors are float32 in the processor's memory."""
+class KernelSession(ABC):
+    """Decoding with attention by the compiled kernels; see causal_lm.DecodeSession. Keys and values are float32 in the
+    processor's memory; a row that leaves costs nothing."""
 
     COPIES: ClassVar[bool] = False
 
     def __init__(
         self,
+        kernels: NativeKernels,
         spec: DecoderSpec,
         rope: RopeTable,
-        weights: NativeDecodeWeights | DecodeWeights,
         prompts: Sequence[TokenIds],
         owner: Tensor,
         steps: int,
     ) -> None:
-        self._kernels, self._spec, self._weights, self._table = weights.kernels, spec, weights, rope
+        self._kernels, self._spec, self._table = kernels, spec, rope
         lengths = [len(prompt) for prompt in prompts]
         longest, slots = max(lengths), _padded(steps)
         ((self._cos, self._sin),) = ((cos.float(), sin.float()) for cos, sin in rope.tables(longest + steps))
@@ -640,13 +638,32 @@ class NativeSession:
         # Slots after the filled ones are multiplied too and masked afterwards, so they must not hold values that are
         # slow to compute with.
         self._completions = torch.zeros(spec.layers, 2, len(owner) * spec.kv_heads * spec.head_dim * slots)
-        self._prepare()
 
-    def _prepare(self) -> None:
-        """What `step` needs besides the caches."""
-        spec = self._spec
+    @abstractmethod
+    def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
+        """Computes every prompt's keys and values; returns the logits (prompts, V) after each."""
+
+    def keep(self, rows: Tensor) -> None:
+        """See DecodeSession.keep."""
+        self.logits, self._owner, self._rows = self.logits[rows], self._owner[rows], self._rows[rows]
+
+
+class NativeSession(KernelSession):
+    """The kernels compute everything but large products; all tensors are float32."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        rope: RopeTable,
+        weights: NativeDecodeWeights,
+        prompts: Sequence[TokenIds],
+        owner: Tensor,
+        steps: int,
+    ) -> None:
+        self._weights = weights
+        super().__init__(weights.kernels, spec, rope, prompts, owner, steps)
         wide = spec.hidden + 2 * (spec.query_width + spec.kv_width) + 3 * spec.intermediate
-        self._workspace = torch.empty(len(self._owner) * wide)
+        self._workspace = torch.empty(len(owner) * wide)
         self._layers = (KernelLayer * spec.layers)(*(self._layer(number) for number in range(spec.layers)))
 
     def _layer(self, number: int) -> KernelLayer:
@@ -696,20 +713,33 @@ class NativeSession:
         self._used += 1
         self.logits = self._logits(x)
 
-    def keep(self, rows: Tensor) -> None:
-        """See DecodeSession.keep."""
-        self.logits, self._owner, self._rows = self.logits[rows], self._owner[rows], self._rows[rows]
-
     def _logits(self, x: Tensor) -> Tensor:
         normal = self._kernels.rms_norm(x, self._weights.norm, self._spec.norm_eps)
         return F.linear(normal, self._weights.head)
 
 
-class PackedSession(NativeSession):
-    """The same for a model in bfloat16 whose products go through oneDNN: the kernels compute attention and norms in
-    float32. Prompts are computed as in an update, a common prefix once."""
+class PackedSession(KernelSession):
+    """A model in bfloat16 whose products go through oneDNN: the kernels compute attention and norms, in float32. Prompts
+    are computed as in an update, a common prefix once."""
 
-    _weights: DecodeWeights  # type: ignore[assignment]
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        rope: RopeTable,
+        weights: DecodeWeights,
+        kernels: NativeKernels,
+        prompts: Sequence[TokenIds],
+        owner: Tensor,
+        steps: int,
+    ) -> None:
+        self._weights, prefill = weights, weights.prefill
+        super().__init__(kernels, spec, rope, prompts, owner, steps)
+        self._norms = [
+            (prefill.norm_weight(f"{i}.norm1").float(), prefill.norm_weight(f"{i}.norm2").float())
+            for i in range(spec.layers)
+        ]
+        self._head_norms = [[norm.float() for norm in layer.head_norms] for layer in weights.layers]
+        self._last_norm = prefill.norm_weight("norm").float()
 
     def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
         """Computes every prompt's keys and values; returns the logits (prompts, V) after each."""
@@ -727,21 +757,15 @@ class PackedSession(NativeSession):
                 by_key[1][:, :length] = values[prompt, :, :length]
         return F.linear(last, weights.head)
 
-    def _prepare(self) -> None:
-        names = [(layer.norm1, layer.norm2, *layer.head_norms) for layer in self._weights.layers]
-        self._norms = [[None if norm is None else norm.float() for norm in norms] for norms in names]
-        self._last_norm = self._weights.prefill.norm_weight("norm").float()
-
     def step(self, tokens: Tensor) -> None:
         """See DecodeSession.step."""
         rows, eps = len(tokens), self._spec.norm_eps
         filled = F.pad(tokens, (0, decode_rows(rows) - rows))
         x = F.embedding(filled, self._weights.prefill.tensors["embed"]).float()
         attended = x.new_zeros(len(x), self._spec.query_width)
-        for number, (layer, norms) in enumerate(zip(self._weights.layers, self._norms, strict=True)):
-            norm1, norm2, *head_norms = norms
+        for number, (layer, (norm1, norm2)) in enumerate(zip(self._weights.layers, self._norms, strict=True)):
             qkv = apply_projection(self._kernels.rms_norm(x, norm1, eps).bfloat16(), layer.qkv)
-            self._attend(number, head_norms or [None, None], qkv.float(), attended[:rows])
+            self._attend(number, qkv.float(), attended[:rows])
             x = x + apply_projection(attended.bfloat16(), layer.out)
             activated = gated_mlp(self._kernels.rms_norm(x, norm2, eps).bfloat16(), layer.mlp, gelu=False)
             x = x + apply_projection(activated, layer.down)
@@ -749,12 +773,13 @@ class PackedSession(NativeSession):
         last = self._kernels.rms_norm(x, self._last_norm, eps).bfloat16()
         self.logits = apply_projection(last, self._weights.head)[:rows]
 
-    def _attend(self, number: int, head_norms: Sequence[Tensor | None], qkv: Tensor, attended: Tensor) -> None:
+    def _attend(self, number: int, qkv: Tensor, attended: Tensor) -> None:
         """Store the new tokens' keys and values, and write their attention (rows, heads * d), on as many threads as
         torch has."""
 
         def share(some: slice) -> None:
             mine, scratch = (self._rows[some], self._owner[some]), torch.empty_like(self._scratch)
+            head_norms = self._head_norms[number] or (None, None)
             tables = self._lengths, self._begins, qkv[some], *head_norms, self._cos, self._sin
             caches = *self._keys_values[number], *self._completions[number]
             self._kernels.library.sapo_decode_attention(

@@ -45,9 +45,7 @@ KEEP_AT = {3: slice(1, None), 4: slice(None, None, 2), 17: slice(None, 1)}
 """step -> the rows that stay."""
 
 
-def model_of(
-    architecture: str, heads: int, kv_heads: int, head_dim: int, compute: torch.dtype = torch.float32
-) -> DecoderModel:
+def model_of(architecture: str, heads: int, kv_heads: int, head_dim: int, compute: Any = torch.float32) -> DecoderModel:
     """A random decoder of two layers."""
     config = {
         "architectures": [architecture],
@@ -133,9 +131,9 @@ def test_kernels_beside_packed_weights_decode_what_float32_decodes(
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            laid_out = DecodeWeights.of(found.spec, weights, "packed", kernels)
+            laid_out = DecodeWeights.of(found.spec, weights, "packed")
             plain = DecoderSession(found.spec, found.rope, laid_out, prompts, owner, 20)
-            packed = PackedSession(found.spec, found.rope, laid_out, prompts, owner, 20)
+            packed = PackedSession(found.spec, found.rope, laid_out, kernels, prompts, owner, 20)
             right = DecoderSession(
                 exact.spec, exact.rope, DecodeWeights.of(exact.spec, wide, "as stored"), prompts, owner, 20
             )
@@ -183,9 +181,7 @@ def test_kernels_give_the_log_probabilities_and_gradients_that_torch_gives(model
 @pytest.mark.parametrize(
     ("size", "kind"), [(16, torch.float32), (1024, torch.float32), (1021, torch.bfloat16), (5000, torch.bfloat16)]
 )
-def test_the_compiled_sampler_samples_what_the_exact_one_samples(
-    size: int, kind: torch.dtype, temperature: float
-) -> None:
+def test_the_compiled_sampler_samples_what_the_exact_one_samples(size: int, kind: Any, temperature: float) -> None:
     """The same tokens for the same numbers but where one lies within rounding of an edge, with their
     log-probabilities."""
     compiled, rows = library.load_kernels(), 4000
@@ -213,7 +209,7 @@ def test_the_compiled_sampler_never_samples_a_token_without_weight(number: float
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [7, 64, 1021])
-def test_the_compiled_sampler_takes_the_most_probable_token_at_temperature_zero(kind: torch.dtype, size: int) -> None:
+def test_the_compiled_sampler_takes_the_most_probable_token_at_temperature_zero(kind: Any, size: int) -> None:
     """With its log-probability at temperature 1; one logit that is no number makes that none."""
     compiled = library.load_kernels()
     assert compiled is not None
