@@ -314,7 +314,7 @@ def sources_in_words(sources: Mapping[str, int], set_aside: int = 0) -> str:
     return f"{examples} {set_aside:,} more {'is' if set_aside == 1 else 'are'} set aside, to see whether examples help."
 
 
-def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float, now: float = 0.0) -> str:
+def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, now: float = 0.0) -> str:
     """What the node does now, as a sentence for the person. now: Unix time, for an earlier trial's age."""
     right = (
         f"{counts.right} of {counts.answers} answers right"
@@ -323,9 +323,9 @@ def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, most_s: float,
     )
     noted = _notes(counts, now)
     if plan == "examples":
-        return f"{right} yet{noted}: examples first, {format_duration(most_s)} at most, then practice where it helps."
+        return f"{right} yet{noted}: examples first, for as long as they help, then practice where it does."
     if plan == "only":
-        return f"{right} yet{noted}: examples, {format_duration(most_s)} at most, and no practice (examples = only)."
+        return f"{right} yet{noted}: examples for as long as they help, and no practice (examples = only)."
     if plan == "nothing":
         return f"Cannot learn yet: {zero_reward_reason(counts)}, and there are no examples: {why_none}"
     if not counts.unequal and counts.right:

@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 TAUGHT = ("starter", "starter-1m", "fake")
 """Bases that were taught the form of an answer before they were bundled: they need no trial."""
-MOST_SECONDS, MOST_PASSES = 600.0, 12
-"""The phase ends after this much work, whatever it has gained."""
+LONG_S, MOST_PASSES = 600.0, 12
+"""From so many seconds of work on, the phase ends at the first reading without a gain; after so many passes in any case. A
+machine that is slow or busy needs more minutes, not fewer examples."""
 READ_MOST, READ_LEAST = 16, 12
 """Most and fewest steps between two readings (of large tables not every pass is read): with 112 rows a pass has seven steps,
 too few to move the 16 set-aside rows by more than chance, and the phase ended at 70 % of what it reaches at 81."""
@@ -246,7 +247,7 @@ class ExamplesPhase:
         imitates = plan in ("examples", "only")
         limits = answer_limits(context, [*examples, *source.apart]) if imitates else {}
         limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase still apply
-        sentence = sentence_of(counts, plan, why_none, MOST_SECONDS, time.time())
+        sentence = sentence_of(counts, plan, why_none, time.time())
         if imitates:
             sentence = f"{sentence} {sources_in_words(sources, len(source.apart))}"
         changes = {
@@ -427,7 +428,7 @@ class ExamplesPhase:
             return False
         if self.readings and self.readings[-1].step == self.steps:
             return False
-        return steps % steps_between_readings(self._steps_of_a_pass) == 0 or self.seconds >= MOST_SECONDS
+        return steps % steps_between_readings(self._steps_of_a_pass) == 0
 
     async def prepare(self, context: RoundContext) -> None:
         """Determine how long a pass is; call before reading_due() and train(). Raises ScorerUnavailable."""
@@ -493,8 +494,8 @@ def why_over(readings: Sequence[ExamplesRead]) -> str:
     share = last.right / last.items if last.items else 0.0
     if last.items and share >= ENOUGH_RIGHT:
         return "nearly all rows set aside are right"
-    if last.seconds >= MOST_SECONDS:
-        return f"it had its {format_duration(MOST_SECONDS)}"
+    if last.seconds >= LONG_S and without_gain(readings):
+        return f"it has taken {format_duration(LONG_S)}, and the last reading brought nothing more"
     if last.passes >= MOST_PASSES:
         return f"it had its {MOST_PASSES} passes"
     if len(readings) > 1 and without_gain(readings) >= (PATIENCE_HIGH if share >= HIGH else PATIENCE):

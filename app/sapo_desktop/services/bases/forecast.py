@@ -14,7 +14,7 @@ from sapo_desktop.services.bases.question_tokens import TokenCounts
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.base_trial import CHUNK, MOST_TRIAL_S, QUESTIONS, QUESTIONS_AT_MOST
 from sapo_swarm.node.clock import format_duration
-from sapo_swarm.node.examples_phase import MOST_SECONDS, TAUGHT, steps_between_readings
+from sapo_swarm.node.examples_phase import TAUGHT, steps_between_readings
 from sapo_swarm.node.verified_examples import BATCH
 
 PASSES, FEW_PASSES, MANY_PASSES = 3, 2, 8
@@ -69,7 +69,7 @@ class TrainingForecast:
     @property
     def examples_range(self) -> str:
         """How long the examples take, depending on how soon the rows set aside stop improving."""
-        low, high = (min(self.examples * passes / PASSES, MOST_SECONDS) for passes in (FEW_PASSES, MANY_PASSES))
+        low, high = (self.examples * passes / PASSES for passes in (FEW_PASSES, MANY_PASSES))
         return f"{in_words(low)} to {in_words(high)}"
 
     @property
@@ -146,8 +146,7 @@ def examples_seconds(rates: EngineRates, asked: RoundWorkload, counts: TokenCoun
     steps = max(1, round(counts.of_pass / BATCH))
     step = step_seconds(rates, counts, counts.of_pass / steps)
     readings = PASSES * steps / steps_between_readings(steps)
-    total = PASSES * steps * step + readings * reading_seconds(rates, asked, counts)
-    return min(total, MOST_SECONDS)
+    return PASSES * steps * step + readings * reading_seconds(rates, asked, counts)
 
 
 def step_seconds(rates: EngineRates, counts: TokenCounts, rows: float) -> float:

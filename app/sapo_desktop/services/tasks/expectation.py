@@ -371,7 +371,7 @@ def _when(found: Expectation, verdict: str, time: TrainingForecast | None) -> st
     """When there will be something to compare, and how long a round of practice takes."""
     round_s = in_words(time.round if time and time.round else found.round_s)
     usual = f"{time.examples_range} here" if time and time.examples else "usually 2 to 5 minutes"
-    phase = f"Examples come first: {usual}, at most 10 minutes"
+    phase = f"Examples come first: {usual}"
     if found.examples == "only":
         return f"{phase}; the held-out comparison follows."
     look = (
