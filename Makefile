@@ -9,13 +9,14 @@ STAMP := $(VENV)/.ready
 run: venv
 	$(BIN)/sapo-desktop
 
-# What failed beside the others runs once more alone: green then, it was a race, and its name stands in the output.
+# What failed beside the others runs once more alone, each verb a command instead of a fork (tests/support/verb_server.py):
+# green then, it was a race, and its name stands in the output.
 # Hundreds of processes start: with their bytecode kept, each compiles nothing.
 test: venv system llama real-models
 	$(MAKE) -j2 check
 	unset PYTHONDONTWRITEBYTECODE; \
 	$(BIN)/python -m pytest -n auto --dist worksteal || { \
-	  [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	  [ $$? -eq 1 ] && TESTS_START_VERBS_ANEW=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 # `make -j2 check` runs the types beside the rest: either takes one processor about as long.
 check: check-types check-rest

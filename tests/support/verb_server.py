@@ -20,6 +20,8 @@ from typing import Any
 
 OWN_VARIABLES = frozenset({"SAPO_HOME", "PYTEST_CURRENT_TEST"})
 """Variables that may differ from verb to verb; any other may have been read while something was imported."""
+START_ANEW = "TESTS_START_VERBS_ANEW"
+"""A variable with which every verb is a command."""
 TORCH_VERBS = frozenset({"bench", "chat", "compare", "eval", "export", "node", "serve-model"})
 APP = ("sapo_desktop.cli", "sapo_swarm.node.control_api", "aiohttp", "psutil")
 TORCH = ("jinja2", "numpy", "tokenizers", "torch", "sapo_backends.torch_backend.engine")
@@ -39,7 +41,9 @@ class VerbServer:
 
     def can_run(self, arguments: tuple[str, ...], environment: dict[str, str]) -> bool:
         """Whether the verb may be a fork. A coordinator is known by its command line."""
-        return self._environment == _common(environment) and arguments[:1] != ("coordinator",)
+        if START_ANEW in environment or arguments[:1] == ("coordinator",):
+            return False
+        return self._environment == _common(environment)
 
     def run(
         self, arguments: tuple[str, ...], environment: dict[str, str], typed: str, timeout: float
