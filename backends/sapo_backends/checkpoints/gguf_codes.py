@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,15 @@ class CodeLayout:
     @property
     def top(self) -> int:
         """The largest code."""
-        return (1 << self.bits.shape[1]) - 1
+        return (1 << int(self.bits.shape[1])) - 1
 
     def codes(self, raw: Bytes) -> NDArray[np.int16]:
         """(rows, bytes) -> (rows, weights)."""
         flat = np.unpackbits(raw.reshape(-1, self.size), axis=1, bitorder="little")[:, self.bits.reshape(-1)]
         places = flat.reshape(len(flat), *self.bits.shape).astype(np.int16)
         codes = (places << np.arange(self.bits.shape[1], dtype=np.int16)).sum(axis=2, dtype=np.int16)
-        return codes.reshape(len(raw), -1) ^ np.int16(self.flipped)
+        whole: NDArray[np.int16] = codes.reshape(len(raw), -1) ^ np.int16(self.flipped)
+        return whole
 
     def with_codes(self, raw: Bytes, codes: NDArray[np.int16]) -> Bytes:
         """The same bytes with other codes (rows, weights)."""
@@ -121,9 +123,14 @@ def _quarters(start: int) -> list[Callable[[NDArray[np.intp]], Any]]:
 
 def _six_bits() -> list[Callable[[NDArray[np.intp]], Any]]:
     """Of 128 weights four lows share two runs of 32 bytes, and their two highs one."""
-    low = [lambda n, bit=bit: 8 * (64 * (n // 128) + n % 64) + 4 * (n % 128 // 64) + bit for bit in range(4)]
-    high = [lambda n, bit=bit: 8 * (128 + 32 * (n // 128) + n % 32) + 2 * (n % 128 // 32) + bit for bit in range(2)]
-    return [*low, *high]
+
+    def low(n: NDArray[np.intp], bit: int) -> NDArray[np.intp]:
+        return 8 * (64 * (n // 128) + n % 64) + 4 * (n % 128 // 64) + bit
+
+    def high(n: NDArray[np.intp], bit: int) -> NDArray[np.intp]:
+        return 8 * (128 + 32 * (n // 128) + n % 32) + 2 * (n % 128 // 32) + bit
+
+    return [*(partial(low, bit=bit) for bit in range(4)), *(partial(high, bit=bit) for bit in range(2))]
 
 
 LAYOUTS: Mapping[str, CodeLayout] = {
@@ -218,7 +225,7 @@ def merge_into_codes(
         for number, (weight, sides) in enumerate(pairs.items()):
             if progress is not None:
                 progress(number / len(pairs), "merging into the file's own codes")
-            up = convert_for_llamacpp(spec, weight, sides[".lora_b"])
+            up = np.float32(scale) * convert_for_llamacpp(spec, weight, sides[".lora_b"])
             tensor = tensors[base_name(spec, weight)]
             moments = Moments.of(inputs(weight.removesuffix(".weight")))
             width = tensor.bytes // len(up)
@@ -227,7 +234,8 @@ def merge_into_codes(
                 file.seek(place)
                 raw = np.frombuffer(file.read(min(ROWS, len(up) - begin) * width), np.uint8).reshape(-1, width)
                 file.seek(place)
-                file.write(_merged(tensor, raw, scale * up[begin : begin + ROWS] @ sides[".lora_a"], moments).tobytes())
+                change: Float32 = up[begin : begin + ROWS] @ sides[".lora_a"]
+                file.write(_merged(tensor, raw, change, moments).tobytes())
 
 
 def _merged(tensor: TensorEntry, raw: Bytes, change: Float32, moments: Moments) -> Bytes:

@@ -200,7 +200,7 @@ def _merge_into_own(
     prompts = [engine.tokenizer.encode_chat(chat) for chat in asyncio.run(training_chats(config, FITTED_ON))]
     prompts = [ids for ids in prompts if len(ids) + job.tokens <= engine.info.context_length]
     groups = engine.generate(prompts, 1, Sampling(0.0, 1.0, job.tokens), seed=0) if prompts else []
-    answered = [TokenSequence(ids, group[0].tokens) for ids, group in zip(prompts, groups, strict=True)]
+    answered = [TokenSequence(tuple(ids), tuple(group[0].tokens)) for ids, group in zip(prompts, groups, strict=True)]
     inputs, adapter = engine.linear_inputs(answered), engine.adapter()
     engine.close()
     settings = build_load_request(job.config)
