@@ -113,12 +113,20 @@ def _bits(weights: int, *places: Callable[[NDArray[np.intp]], Any]) -> NDArray[n
 
 def _halves(start: int) -> list[Callable[[NDArray[np.intp]], Any]]:
     """Four bits: the first 16 weights in the low halves of 16 bytes, the others in the high ones."""
-    return [lambda n, bit=bit: 8 * (start + n % 16) + 4 * (n // 16) + bit for bit in range(4)]
+
+    def place(n: NDArray[np.intp], bit: int) -> NDArray[np.intp]:
+        return 8 * (start + n % 16) + 4 * (n // 16) + bit
+
+    return [partial(place, bit=bit) for bit in range(4)]
 
 
 def _quarters(start: int) -> list[Callable[[NDArray[np.intp]], Any]]:
     """Four bits: of 64 weights the first 32 in the low halves of 32 bytes, the others in the high ones."""
-    return [lambda n, bit=bit: 8 * (start + 32 * (n // 64) + n % 32) + 4 * (n // 32 % 2) + bit for bit in range(4)]
+
+    def place(n: NDArray[np.intp], bit: int) -> NDArray[np.intp]:
+        return 8 * (start + 32 * (n // 64) + n % 32) + 4 * (n // 32 % 2) + bit
+
+    return [partial(place, bit=bit) for bit in range(4)]
 
 
 def _six_bits() -> list[Callable[[NDArray[np.intp]], Any]]:
@@ -234,7 +242,7 @@ def merge_into_codes(
                 file.seek(place)
                 raw = np.frombuffer(file.read(min(ROWS, len(up) - begin) * width), np.uint8).reshape(-1, width)
                 file.seek(place)
-                change: Float32 = up[begin : begin + ROWS] @ sides[".lora_a"]
+                change = (up[begin : begin + ROWS] @ sides[".lora_a"]).astype(np.float32)
                 file.write(_merged(tensor, raw, change, moments).tobytes())
 
 
