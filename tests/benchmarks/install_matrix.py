@@ -36,7 +36,7 @@ SETTINGS = "[limits]\npause_on_battery = false\nmin_free_disk = 0\n"
 TRAIN = ("node", "first", "--silo", "--rounds", str(ROUNDS), "--local-groups", "4", "--eval-every", "0", "--json")
 VERBS: dict[str, tuple[str, ...]] = {
     "Train": ("new", "first", "--base", "starter-1m"),
-    "My models": ("models", "bases"),
+    "My models": ("models", "--json"),
     "My tasks": ("tasks", "--json"),
     "Swarm": ("directory",),
     "Machine and experts": ("config", "get", "run.model"),
