@@ -268,7 +268,7 @@ def test_after_use_share_of_a_half_an_update_is_made_of_twice_as_many_micro_batc
 ) -> None:
     """What is tried where memory ran out."""
     engine = open_engine("mlx", model_folder("qwen2"))
-    samples = [TrainSample(tuple(range(5, 21)), tuple(range(60, 76)), 1.0 - i % 2 * 2) for i in range(8)]
+    samples = [TrainSample(tuple(range(5, 21)), tuple(range(60 + i, 76 + i)), 1.0 - i % 2 * 2) for i in range(8)]
     monkeypatch.setattr(engine_module, "TRAINING_BUDGET", 128)
     sizes: list[int] = []
     padded = update.pad_micro_batch

@@ -23,6 +23,8 @@ from sapo_swarm.whole_file import write_atomically
 FILE = "runs.msgpack.zst"
 ROUNDED = np.dtype("<f4")
 """For the values measured each round: seven digits."""
+GONE = ("stage", "stage_groups")
+"""Settings of a run that existed when some were saved, and were never set in these."""
 _LEVEL = 19
 
 
@@ -114,9 +116,12 @@ def read_saved_runs(to: Path) -> tuple[SavedRun, ...]:
     if not path.exists():
         return ()
     try:
-        content = zstandard.ZstdDecompressor().decompress(path.read_bytes())
-        return msgspec.msgpack.decode(content, type=_Pack, dec_hook=_array).runs
-    except (OSError, zstandard.ZstdError, ValueError, *UNREADABLE) as error:
+        content = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
+        for saved in content["runs"]:
+            for gone in GONE:
+                saved["settings"]["arm"]["run"].pop(gone, None)
+        return msgspec.convert(content, _Pack, dec_hook=_array).runs
+    except (OSError, zstandard.ZstdError, ValueError, LookupError, TypeError, AttributeError, *UNREADABLE) as error:
         raise BadExperiment(f"{path} holds no saved runs ({error}). Move it away, and run its rows again.") from error
 
 

@@ -194,7 +194,8 @@ def test_rows_for_which_there_was_no_memory_are_never_asked_for_again() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the wall is Linux'")
 def test_behind_a_wall_memory_is_refused_and_the_rest_of_the_process_lives(tmp_path: Path) -> None:
     code = (
-        "import numpy as np; from sapo_swarm.node.governor import ticker as memory; assert memory.limit_process_memory(0.75)\n"
+        "import numpy as np; from sapo_swarm.node.governor import run_control as memory\n"
+        "assert memory.limit_process_memory(0.75)\n"
         "try: np.ones(2**27); print('no wall')\n"
         "except MemoryError: print('refused')\n"
         "memory.limit_process_memory(0); print(np.ones(2**20).sum())"

@@ -23,12 +23,13 @@ from sapo_backends.torch_backend import (  # noqa: E402
 from sapo_desktop.services.machine import doctor  # noqa: E402
 
 CPU = torch.device("cpu")
+LOAD_KERNELS = native.load_kernels
 
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where there are no kernels compiled for the processor, and nothing is known yet."""
-    for module in ("paths", "device_check"):
+    for module in ("native", "device_check"):
         monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.load_kernels", lambda: None)
     monkeypatch.setattr(runtime, "_FAILED", set())
     monkeypatch.setattr(runtime, "_FOUND", {})
@@ -137,11 +138,11 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
 ) -> None:
     """In this process; and the record is for these kernels: others are met anew."""
     monkeypatch.delenv("SAPO_HOME")
-    if native.load_kernels() is None:
+    if LOAD_KERNELS() is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    for module in ("paths", "device_check"):
-        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.load_kernels", native.load_kernels)
+    for module in ("native", "device_check"):
+        monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.load_kernels", LOAD_KERNELS)
     assert computed_by() == "own decoder, compiled C kernels"
     (record,) = tmp_path.rglob("met-*.json")
     record.unlink()

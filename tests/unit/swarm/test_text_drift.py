@@ -80,8 +80,8 @@ def test_a_node_says_it_beside_its_swarm_and_knows_its_first_texts_over_a_restar
     rng, watch = random.Random(5), PhraseWatch()
     for _ in range(TEXTS // LOCAL_A_ROUND):
         watch.observe_local((text, QUESTION) for text in texts(rng, 12))
-    aha_trail.save_phrase_watch(tmp_path, watch.packed())
-    again, said = aha_trail.load_phrase_watch(tmp_path)
+    aha_trail.save_swarm_memory(tmp_path, watch.packed())
+    again, _, said = aha_trail.load_swarm_memory(tmp_path)
     assert (again, said) == (watch, "")
     for _ in range(TEXTS // LOCAL_A_ROUND):
         again.observe_local((text, QUESTION) for text in texts(rng, 40))
