@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from sapo_lab.report.results import Floats, RunResult
-from sapo_lab.running.run import ResumeSettings, run_folder, settings_digest, settings_of
+from sapo_lab.running.run import ResumeSettings, convert_settings, run_folder, settings_digest, settings_of
 from sapo_lab.schema import BadExperiment, Experiment
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
@@ -23,8 +23,6 @@ from sapo_swarm.whole_file import write_atomically
 FILE = "runs.msgpack.zst"
 ROUNDED = np.dtype("<f4")
 """For the values measured each round: seven digits."""
-GONE = ("stage", "stage_groups")
-"""Settings of a run that existed when some were saved, and were never set in these."""
 _LEVEL = 19
 
 
@@ -54,7 +52,7 @@ def save_runs(found: Mapping[str, Sequence[RunResult]], out: Path, to: Path) -> 
     for run in (run for runs in found.values() for run in runs):
         folder = run_folder(out, run.arm, run.seed)
         if (folder / "done.json").exists() and run.last is not None:
-            new.append(SavedRun(msgspec.json.decode((folder / "arm.json").read_bytes(), type=ResumeSettings), run))
+            new.append(SavedRun(convert_settings(msgspec.json.decode((folder / "arm.json").read_bytes())), run))
     if not new:
         return []
     content = encode_saved_runs([*read_saved_runs(to), *new])
@@ -118,8 +116,7 @@ def read_saved_runs(to: Path) -> tuple[SavedRun, ...]:
     try:
         content = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
         for saved in content["runs"]:
-            for gone in GONE:
-                saved["settings"]["arm"]["run"].pop(gone, None)
+            saved["settings"] = msgspec.to_builtins(convert_settings(saved["settings"]))
         return msgspec.convert(content, _Pack, dec_hook=_array).runs
     except (OSError, zstandard.ZstdError, ValueError, LookupError, TypeError, AttributeError, *UNREADABLE) as error:
         raise BadExperiment(f"{path} holds no saved runs ({error}). Move it away, and run its rows again.") from error

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -81,6 +82,18 @@ class ResumeSettings(msgspec.Struct, frozen=True):
     arm: Arm
     first_item: int = 0
     final_samples: int = 1
+
+
+GONE = ("stage", "stage_groups")
+"""Settings of a run that existed when some were saved."""
+
+
+def convert_settings(tables: Any) -> ResumeSettings:
+    """Decoded JSON or MessagePack as settings. Raises msgspec.ValidationError."""
+    run = tables.get("arm", {}).get("run", {}) if isinstance(tables, dict) else {}
+    for name in GONE:
+        run.pop(name, None)
+    return msgspec.convert(tables, ResumeSettings)
 
 
 def run_folder(out: Path, arm: str, seed: int) -> Path:
@@ -152,7 +165,7 @@ def _same(folder: Path, settings: ResumeSettings) -> bool:
     """True; raises BadExperiment if the folder belongs to other settings."""
     path = folder / "arm.json"
     if path.exists():
-        before = msgspec.json.decode(path.read_bytes(), type=ResumeSettings)
+        before = convert_settings(msgspec.json.decode(path.read_bytes()))
         if settings_digest(before) != settings_digest(settings):
             raise BadExperiment(
                 f"{folder} was run with other settings. Run it again with --fresh, or choose another folder with --out."
