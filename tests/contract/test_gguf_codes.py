@@ -114,3 +114,35 @@ def test_a_file_without_codes_and_a_run_without_an_adapter_say_so(
     fake = get_backend("fake")().load(LoadRequest(model="fake"))
     with pytest.raises(BackendUnavailable, match="shows no inputs"):
         fake.linear_inputs([])
+
+
+@pytest.mark.parametrize("chats", [0, 2])
+def test_an_engine_that_shows_no_inputs_leaves_the_file_to_be_rounded(
+    chats: int, model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MLX does; and a run whose tasks ask nothing any more. Nothing is answered for it, and nothing is written."""
+    from sapo_desktop.services.models.exports import writing
+    from sapo_desktop.services.models.exports.job import WriteJob
+    from sapo_swarm.config import RunConfig
+
+    own = tmp_path / "own.gguf"
+    write_gguf(model_folder("llama"), own, "Q4_0", strict=False)
+    engine = load(own)
+
+    def refuse(*_: object) -> None:
+        raise BackendUnavailable("shows no inputs")
+
+    async def some(*_: object) -> list[list[dict[str, str]]]:
+        return [[{"role": "user", "content": "hi"}]] * chats
+
+    monkeypatch.setattr(engine, "linear_inputs", refuse)
+    monkeypatch.setattr(engine, "generate", lambda *_, **__: pytest.fail("answered for nothing"))
+    monkeypatch.setattr(writing, "training_chats", some)
+    job = WriteJob(
+        config=RunConfig(), checkpoint="", format="gguf", quant="same", folder=str(tmp_path), file="to.gguf", questions=0,
+        tokens=4,
+    )  # fmt: skip
+    base = locate.resolve_model(str(own))
+    assert not writing._merge_into_own(job, engine, job.config, base, own, lambda *_: None)
+    assert not (tmp_path / "to.gguf").exists()
+    engine.close()

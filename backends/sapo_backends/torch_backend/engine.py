@@ -251,7 +251,7 @@ class TorchEngine(Engine):
         return result
 
     def linear_inputs(self, sequences: Sequence[TokenSequence]) -> Mapping[str, object]:
-        """See Engine.linear_inputs. Of so many tokens that INPUT_BYTES hold them, evenly spread."""
+        """See Engine.linear_inputs. Evenly spread tokens, as many as INPUT_BYTES hold."""
         model, trained = self._model, self._trained_tensors()
         if not isinstance(model, DecoderModel) or model.adapter_layout is None or trained is None:
             raise BackendUnavailable("The inputs of this model's layers are not known here.")

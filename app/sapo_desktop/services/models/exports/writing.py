@@ -25,11 +25,11 @@ from sapo_backends.checkpoints.gguf_write import (
     write_adapter,
     write_gguf,
 )
-from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
+from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_backends.checkpoints.write_folder import write_adapter_folder
 from sapo_backends.common import hardware
-from sapo_backends.errors import OutOfMemory
+from sapo_backends.errors import BackendUnavailable, OutOfMemory
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.bases import licence
@@ -127,7 +127,7 @@ async def held_out_chats(config: RunConfig, count: int) -> list[list[dict[str, s
 
 
 async def training_chats(config: RunConfig, count: int) -> list[list[dict[str, str]]]:
-    """Conversations of so many training questions at most, of the config's tasks in turn."""
+    """Conversations of at most `count` training questions, of the config's tasks in turn."""
     chosen = [config.tasks[slot % len(config.tasks)] for slot in range(count if config.tasks else 0)]
     refs = [
         TaskRef(
@@ -192,16 +192,24 @@ def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
     quantise_gguf(whole, target, read_header(base).number("general.file_type"))
 
 
-def _merge_into_own(
-    job: WriteJob, engine: Engine, config: RunConfig, spec: DecoderSpec, own: Path, report: Report
-) -> None:
-    """Write a copy of the base's file with the adapter in its codes, fitted on training questions and the model's answers."""
+def _merge_into_own(job: WriteJob, engine: Engine, config: RunConfig, base: Path, own: Path, report: Report) -> bool:
+    """Write a copy of the base's file with the adapter in its codes, fitted on training questions and the model's answers.
+    False, and nothing is written, where that cannot be done: it has to be rounded."""
+    spec, adapter = decoder_spec(read_json(base / "config.json")), engine.adapter()
+    if why_not_merged(own, spec, adapter):
+        return False
     report(0.0, "answering training questions")
     prompts = [engine.tokenizer.encode_chat(chat) for chat in asyncio.run(training_chats(config, FITTED_ON))]
     prompts = [ids for ids in prompts if len(ids) + job.tokens <= engine.info.context_length]
-    groups = engine.generate(prompts, 1, Sampling(0.0, 1.0, job.tokens), seed=0) if prompts else []
+    if not prompts:
+        return False
+    try:
+        engine.linear_inputs([TokenSequence(tuple(prompts[0]), (0,))])  # before all are answered for nothing
+    except BackendUnavailable:
+        return False
+    groups = engine.generate(prompts, 1, Sampling(0.0, 1.0, job.tokens), seed=0)
     answered = [TokenSequence(tuple(ids), tuple(group[0].tokens)) for ids, group in zip(prompts, groups, strict=True)]
-    inputs, adapter = engine.linear_inputs(answered), engine.adapter()
+    inputs = engine.linear_inputs(answered)
     engine.close()
     settings = build_load_request(job.config)
     merge_into_codes(
@@ -213,21 +221,18 @@ def _merge_into_own(
         lambda module: np.asarray(inputs[module], np.float32),
         lambda fraction, phrase: report(0.3 + 0.7 * fraction, phrase),
     )
+    return True
 
 
 def _write_gguf(
     job: WriteJob, engine: Engine, config: RunConfig, base: Path, system: str, own: Path | None, report: Report
 ) -> None:
     folder = Path(job.folder)
-    if job.quant == "same" and own is not None and engine.info.method == "lora":
-        spec = decoder_spec(read_json(base / "config.json"))
-        if config.tasks and not why_not_merged(own, spec, engine.adapter()):
-            _merge_into_own(job, engine, config, spec, own, report)
-            text = render_modelfile(
-                base, job.file, min(context_length(spec), LARGEST_CONTEXT), system, job.config.thinking
-            )
-            (folder / "Modelfile").write_text(text, encoding="utf-8")
-            return
+    if job.quant == "same" and own is not None and _merge_into_own(job, engine, config, base, own, report):
+        context = min(context_length(read_spec(base)), LARGEST_CONTEXT)
+        text = render_modelfile(base, job.file, context, system, job.config.thinking)
+        (folder / "Modelfile").write_text(text, encoding="utf-8")
+        return
     merged = folder / MERGED
     merged.mkdir()
     engine.export(merged)
