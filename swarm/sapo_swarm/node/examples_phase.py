@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 TAUGHT = ("starter", "starter-1m", "fake")
 """Bases that were taught the form of an answer before they were bundled: they need no trial."""
 LONG_S, MOST_PASSES = 600.0, 12
-"""From so many seconds of work on, the phase ends at the first reading without a gain; after so many passes in any case. A
+"""After LONG_S seconds of work the phase ends at the first reading without a gain, after MOST_PASSES in any case. A
 machine that is slow or busy needs more minutes, not fewer examples."""
 READ_MOST, READ_LEAST = 16, 12
 """Most and fewest steps between two readings (of large tables not every pass is read): with 112 rows a pass has seven steps,
