@@ -32,7 +32,7 @@ SWEEPS, BLOCK = 2, 128
 """Passes of the descent; columns whose errors are passed on together."""
 DAMPING = 0.01
 """Part of the mean second moment that is added to each: directions that no text showed stay as they are."""
-ROWS = 512
+ROWS = 1024
 """Rows of a tensor that are unpacked at a time."""
 
 
@@ -158,48 +158,50 @@ def fit_codes(
     codes: NDArray[np.int16], step: Float32, top: int, change: Float32, moments: Moments
 ) -> NDArray[np.int16]:
     """Codes (rows, in) whose outputs are near to those of weights changed by `change` (rows, in). top: the largest code."""
-    fitted, rest = codes.copy(), change.copy()
-    safe = np.where(step == 0, np.float32(np.inf), step)
+    # A column of weights lies in one run of memory here: (in, rows).
+    fitted, steps, wished = codes.T.copy(), step.T.copy(), change.T.copy()
+    safe = np.where(steps == 0, np.float32(np.inf), steps)
+    blocks = [slice(begin, min(begin + BLOCK, len(fitted))) for begin in range(0, len(fitted), BLOCK)]
 
     def move(j: int, wish: Float32) -> Float32:
         """Move column j by the nearest number of steps; what it moved by."""
-        steps = np.clip(np.rint(wish / safe[:, j]) + fitted[:, j], 0, top) - fitted[:, j]
-        fitted[:, j] += steps.astype(np.int16)
-        moved: Float32 = steps * step[:, j]
-        return moved
+        moved = np.clip(np.rint(wish / safe[j]) + fitted[j], 0, top) - fitted[j]
+        fitted[j] += moved.astype(np.int16)
+        return np.asarray(moved * steps[j], np.float32)
 
-    for begin in range(0, codes.shape[1], BLOCK):
-        block = slice(begin, min(begin + BLOCK, codes.shape[1]))
-        errors = np.empty((len(codes), block.stop - begin), np.float32)
-        for j in range(begin, block.stop):
-            errors[:, j - begin] = (rest[:, j] - move(j, rest[:, j])) / moments.feedback[j, j]
-            rest[:, j : block.stop] -= np.outer(errors[:, j - begin], moments.feedback[j, j : block.stop])
-        rest[:, block.stop :] -= errors @ moments.feedback[block, block.stop :]
-    slope = (((fitted - codes) * step - change) @ moments.damped).T.copy()  # (in, rows), of half the objective
+    error = np.empty_like(wished)  # of each weight: what it moved by less what it should have
+    factor, damped = moments.factor, moments.damped
+    for block in blocks:
+        passed = factor[: block.start, block].T @ error[: block.start]
+        for j in range(block.start, block.stop):
+            before = passed[j - block.start] + factor[block.start : j, j] @ error[block.start : j]
+            error[j] = move(j, wished[j] - before / factor[j, j]) - wished[j]
+    slope = damped @ error  # of half the objective
     for _ in range(SWEEPS):
-        for j in range(codes.shape[1]):
-            moved = move(j, -slope[j] / moments.damped[j, j])
-            where = np.flatnonzero(moved)
-            if where.size:
-                slope[:, where] += np.outer(moments.damped[j], moved[where])
-    return fitted
+        for block in blocks:
+            near, moves = slope[block].copy(), np.empty_like(slope[block])
+            for j in range(block.start, block.stop):
+                moves[j - block.start] = moved = move(j, -near[j - block.start] / damped[j, j])
+                near += np.outer(damped[block, j], moved)
+            slope += damped[:, block] @ moves
+    return fitted.T.copy()
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Second moments (in, in) of a layer's inputs, damped; and for the passing on of errors the upper Cholesky factor of their
-    inverse."""
+    """Second moments (in, in) of a layer's inputs, damped; and their upper factor, damped = factor @ factor.T: column j of
+    `errors @ factor` is what the errors up to j leave when all later columns make up for them as well as they can."""
 
     damped: Float32
-    feedback: Float32
+    factor: Float32
 
     @classmethod
     def of(cls, inputs: Float32) -> Moments:
         """inputs: (tokens, in)."""
         moments = (inputs.T @ inputs / max(1, len(inputs))).astype(np.float64)
         moments[np.diag_indices_from(moments)] += DAMPING * max(float(np.diag(moments).mean()), 1e-20)
-        upper = np.linalg.cholesky(np.linalg.inv(moments)).T
-        return cls(moments.astype(np.float32), upper.astype(np.float32))
+        factor = np.linalg.cholesky(moments[::-1, ::-1])[::-1, ::-1]
+        return cls(moments.astype(np.float32), factor.astype(np.float32))
 
 
 def why_not_merged(own: Path, spec: DecoderSpec, adapter: Mapping[str, object]) -> str:
