@@ -100,6 +100,7 @@ class LabNode:
         self.context.seen.update(state.seen)
         self.context.memory.replay = list(state.memory.replay)
         self.context.memory.difficulty = dict(state.memory.difficulty)
+        self.context.memory.imitation = state.memory.imitation
 
     async def close(self) -> None:
         """Close the journal and the engine."""

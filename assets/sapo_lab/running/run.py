@@ -93,6 +93,7 @@ def convert_settings(tables: Any) -> ResumeSettings:
     run = tables.get("arm", {}).get("run", {}) if isinstance(tables, dict) else {}
     for name in GONE:
         run.pop(name, None)
+    run.setdefault("imitation", "off")  # runs before there was any
     return msgspec.convert(tables, ResumeSettings)
 
 

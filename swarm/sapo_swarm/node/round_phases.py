@@ -13,9 +13,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from sapo_backends.base import RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
+from sapo_backends.base import PolicyUpdate, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
 from sapo_backends.errors import Cancelled
-from sapo_swarm.algorithms.base import AFTER_EXAMPLES, rate_share
+from sapo_swarm.algorithms.base import AFTER_EXAMPLES, examples_rate, rate_share
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.rollouts import (
@@ -30,9 +30,10 @@ from sapo_swarm.node.rollouts import (
     score_local_groups,
     turn_length,
 )
-from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
+from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall, imitates_others
 from sapo_swarm.sapo import adaptive_sampling
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
+from sapo_swarm.sapo.imitation import QUESTIONS, TEXTS_OF_STEP
 from sapo_swarm.sapo.training_batch import assemble_batch, observe_trained, sample_replay, with_advantages
 from sapo_swarm.tasks.catalogue import (
     CATALOGUE,
@@ -198,6 +199,8 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     goal = config.local_groups + config.external_groups
     if context.exchange is not None:
         goal = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
+        work.imitates = imitates_others(config) and context.memory.imitation.due
+        goal = min(goal, QUESTIONS) if work.imitates else goal
     context.begin(work, "questions", f"Sampling {goal} questions")
     sampled: list[tuple[Question, list[int]]] = []
     left_out, reason = Counter[str](), ""
@@ -284,6 +287,8 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
     context.begin(work, "update", "Updating the model")
     rng = np.random.default_rng(round_seed(context.node_key, context.config.seed, work.round, "assemble"))
     with work.timed("update"):
+        if imitates_others(context.config):
+            context.memory.imitation.observe_external(work.external or ())
         batch = assemble_batch(
             work.local,
             work.external or (),
@@ -295,19 +300,13 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             context.per_source,
             seen=context.seen,
         )
-        samples: list[TrainSample] = []
-        for group in batch:
-            samples += _samples_training(context, work, group)
-        replayed = _replayed(context, work, rng)
-        for group in replayed:
-            samples += _samples_training(context, work, group, positive_only=True)
-        if context.policy.epochs * context.policy.minibatches > 1:
-            samples = await _with_old_logprobs(context, samples)
-        rate = context.policy.learning_rate * rate_share(context.config, work.round - context.examples_rounds)
-        if context.examples_rounds and not context.config.learning_rate:
-            rate *= AFTER_EXAMPLES
+        replayed: list[Group] = []
+        if work.imitates:
+            samples, policy = _imitated(context, rng)
+        else:
+            samples, replayed, policy = await _practised(context, work, batch, rng)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
-        work.call = call = UpdateCall(samples, replace(context.policy, learning_rate=rate), seed)
+        work.call = call = UpdateCall(samples, policy, seed)
         tell = context.from_thread(lambda fraction: (fraction, "Updating the model"))
         try:
             work.stats = await context.host.call(
@@ -320,6 +319,34 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
     if context.config.sampling == "novelty":  # a node that does not sample by novelty remembers nothing
         observe_trained(context.seen, (group for group in batch if any(group.advantages)))
     context.end()
+
+
+async def _practised(
+    context: RoundContext, work: RoundWork, batch: Sequence[Group], rng: np.random.Generator
+) -> tuple[list[TrainSample], list[Group], PolicyUpdate]:
+    """The samples of a batch and of replayed groups, and the update that trains on them."""
+    samples = [sample for group in batch for sample in _samples_training(context, work, group)]
+    replayed = _replayed(context, work, rng)
+    for group in replayed:
+        samples += _samples_training(context, work, group, positive_only=True)
+    if context.policy.epochs * context.policy.minibatches > 1:
+        samples = await _with_old_logprobs(context, samples)
+    rate = context.policy.learning_rate * rate_share(context.config, work.round - context.examples_rounds)
+    if context.examples_rounds and not context.config.learning_rate:
+        rate *= AFTER_EXAMPLES
+    return samples, replayed, replace(context.policy, learning_rate=rate)
+
+
+def _imitated(context: RoundContext, rng: np.random.Generator) -> tuple[list[TrainSample], PolicyUpdate]:
+    """Other nodes' successes with advantage 1, and an update of several steps at the rate of examples."""
+    engine, samples = context.host.engine, []
+    for lesson in context.memory.imitation.choose_lessons(rng):
+        prompt = prompt_ids(engine.tokenizer, context.scorer, lesson.question)
+        completion = (*engine.tokenizer.encode_text(lesson.text), engine.tokenizer.eot_id)
+        if len(prompt) + len(completion) <= engine.info.context_length:
+            samples.append(TrainSample(tuple(prompt), completion, 1.0, external=True))
+    rate = examples_rate(engine.info.method, engine.info.parameters)
+    return samples, PolicyUpdate(rate, minibatches=max(1, len(samples) // TEXTS_OF_STEP))
 
 
 def _replayed(context: RoundContext, work: RoundWork, rng: np.random.Generator) -> list[Group]:
