@@ -284,7 +284,8 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
         work.stats = NO_UPDATE
         return
     assert work.local is not None
-    context.begin(work, "update", "Updating the model")
+    detail = "Imitating other nodes' right answers" if work.imitates else "Updating the model"
+    context.begin(work, "update", detail)
     rng = np.random.default_rng(round_seed(context.node_key, context.config.seed, work.round, "assemble"))
     with work.timed("update"):
         if imitates_others(context.config):
@@ -307,7 +308,7 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             samples, replayed, policy = await _practised(context, work, batch, rng)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
         work.call = call = UpdateCall(samples, policy, seed)
-        tell = context.from_thread(lambda fraction: (fraction, "Updating the model"))
+        tell = context.from_thread(lambda fraction: (fraction, detail))
         try:
             work.stats = await context.host.call(
                 context.host.engine.update, call.batch, call.policy, call.seed, context.host.cancel, tell

@@ -1,0 +1,158 @@
+"""A node whose own answers teach nothing imitates other nodes' right answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from sapo_backends.base import Engine
+from sapo_desktop.services.machine.engines import engine_builder
+from sapo_lab.running.nodes import LabNode, open_node
+from sapo_lab.schema import parse_experiment
+from sapo_swarm.algorithms.base import examples_rate
+from sapo_swarm.config import RunConfig
+from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node import round_phases
+from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.round_context import ReplayBuffer, RoundContext, RoundWork, restore_replay_buffer
+from sapo_swarm.sapo.imitation import ENOUGH, LEAST, QUESTIONS, REMEMBERED, TEXTS_OF_GROUP, WINDOW, Imitation
+from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.questions import generate_entry
+from sapo_swarm.types import Finish, Group, Question, Rollout, TaskRef
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+RUN = {
+    "trainer": "fake",
+    "model": "fake",
+    "tasks": ["gcd"],
+    "preset": "default",
+    "rounds": 3,
+    "local_groups": 4,
+    "external_groups": 8,
+    "group_size": 2,
+    "imitation": "auto",
+}
+
+
+def build(config: RunConfig) -> Engine:
+    return engine_builder(config)(lambda fraction, phrase: None)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scorer() -> AsyncIterator[Scorer]:
+    async with Scorer() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def node(scorer: Scorer, tmp_path: Path) -> AsyncIterator[LabNode]:
+    experiment = parse_experiment({"name": "e", "nodes": 1, "run": RUN, "arms": [{"name": "a"}]})
+    opened = await open_node(experiment, experiment.arm("a"), 0, 1, scorer, tmp_path / "node", build, frozenset())
+    yield opened
+    await opened.close()
+
+
+async def received(scorer: Scorer, count: int, first: int = 0) -> list[Group]:
+    """Groups of another node: a long right answer, a short one, one that was cut off, and a wrong one."""
+    refs = [TaskRef("gcd", "default", first + number) for number in range(count)]
+    groups = []
+    for ref, question in zip(refs, await scorer.questions(refs), strict=True):
+        assert isinstance(question, Question)
+        right = f"<answer>{generate_entry(ref)[1]['answer']}</answer>"
+        texts = [f"So it is {right}", right, f"cut {right}", "no answer"]
+        finishes: list[Finish] = ["stop", "stop", "length", "stop"]
+        rollouts = [Rollout(t, f, float(right in t)) for t, f in zip(texts, finishes, strict=True)]
+        groups.append(Group(question, tuple(rollouts), "external", "large"))
+    return groups
+
+
+async def update(context: RoundContext, node: LabNode, number: int, groups: Sequence[Group]) -> RoundWork:
+    """A round in which these groups are received."""
+    work = RoundWork(number)
+    node.mailbox.groups = tuple(groups)
+    await round_phases.sample_questions(context, work)
+    await round_phases.generate_groups(context, work)
+    await round_phases.score_groups_round_phases(context, work)
+    await round_phases.share_groups(context, work)
+    await round_phases.update_policy(context, work)
+    round_phases.record_round(work, 8, set())
+    return work
+
+
+async def test_a_starved_node_asks_one_question_and_imitates_right_answers_in_several_steps(
+    node: LabNode, scorer: Scorer
+) -> None:
+    context = node.context
+    context.memory.imitation.unequal = [0.0] * WINDOW
+    work = await update(context, node, 0, await received(scorer, LEAST))
+    assert not work.imitates, "there was nothing to imitate when the round began"
+    context.memory.imitation.unequal = [0.0] * WINDOW
+    work = await update(context, node, 1, await received(scorer, 2, first=100))
+    assert work.imitates
+    assert work.questions is not None
+    assert len(work.questions) == QUESTIONS
+    assert work.call is not None
+    info = context.host.engine.info
+    assert work.call.policy.learning_rate == examples_rate(info.method, info.parameters)
+    assert work.call.policy.minibatches > 1
+    decoded = {context.host.engine.tokenizer.decode(list(s.completion)) for s in work.call.batch}
+    assert all("<answer>" in text and "cut" not in text for text in decoded)
+    assert {(sample.advantage, sample.external) for sample in work.call.batch} == {(1.0, True)}
+    assert work.stats is not None
+    assert work.stats.steps == work.call.policy.minibatches
+
+
+async def test_a_node_with_the_setting_off_practises_on(node: LabNode, scorer: Scorer) -> None:
+    config = structs.replace(node.context.config, imitation="off")
+    context = replace(node.context, config=config)
+    for number in range(2):
+        context.memory.imitation.unequal = [0.0] * WINDOW
+        work = await update(context, node, number, await received(scorer, LEAST))
+        assert not work.imitates
+        assert work.questions is not None
+        assert len(work.questions) >= config.local_groups
+
+
+async def test_it_ends_as_soon_as_own_answers_teach(scorer: Scorer) -> None:
+    """One question a round is enough to notice it."""
+    imitation, groups = Imitation(), await received(scorer, LEAST)
+    imitation.observe_external(groups)
+    assert not imitation.due, "a new node practises first"
+    wrong = structs.replace(groups[0], source="own", rollouts=(Rollout("a", "stop", 0.0), Rollout("b", "stop", 0.0)))
+    own = structs.replace(groups[0], source="own")
+    for _ in range(WINDOW):
+        imitation.observe_local([wrong, wrong])
+    assert imitation.due
+    imitation.observe_local([own])
+    assert ENOUGH * WINDOW == 1, "one of the newest rounds"
+    assert not imitation.due
+
+
+async def test_the_newest_texts_are_kept_each_once(scorer: Scorer) -> None:
+    imitation = Imitation()
+    groups = await received(scorer, REMEMBERED // TEXTS_OF_GROUP + 3)
+    imitation.observe_external(groups)
+    imitation.observe_external(groups[-2:])
+    assert len(imitation.lessons) == REMEMBERED
+    assert imitation.lessons[-1].question == groups[-1].question
+    assert all(text.startswith(("<answer>", "So it is")) for text in (lesson.text for lesson in imitation.lessons))
+
+
+async def test_a_restart_remembers_them(scorer: Scorer, tmp_path: Path) -> None:
+    config = RunConfig(tasks=("gcd",), local_groups=4, external_groups=8)
+    external = await received(scorer, 12)
+    local = structs.replace(external[0], source="own", node="")
+    whole = ReplayBuffer()
+    with closing(Journal(tmp_path / "journal.db")) as journal:
+        for number in range(6):
+            taken = external[2 * number : 2 * number + 2]
+            whole.observe(config, number, [local])
+            whole.imitation.observe_external(taken)
+            journal.append([GroupRecorded(round=number, group=g, trained=True) for g in (local, *taken)])
+        assert restore_replay_buffer(config, journal, 6) == whole
