@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from sapo_lab.conditions import is_hostile, node_key, node_tasks, round_robin_va
 from sapo_lab.running.adaptive import AdaptiveRule, BatchSplit
 from sapo_lab.running.pool import Mailbox
 from sapo_lab.schema import Arm, Experiment
-from sapo_swarm.algorithms.base import learning_rate, load_algorithm
+from sapo_swarm.algorithms import learning_rate, load_algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineThread
@@ -34,7 +34,6 @@ class NodeState(msgspec.Struct, frozen=True):
     split: BatchSplit
     tokens: int = 0
     solved: tuple[str, ...] = ()
-    seen: dict[str, int] = {}
     used: tuple[str, ...] = ()
     held_out: float | None = None
     memory: ReplayBuffer = msgspec.field(default_factory=ReplayBuffer)
@@ -82,7 +81,6 @@ class LabNode:
             split=self.split,
             tokens=self.tokens,
             solved=tuple(sorted(self.solved)),
-            seen=dict(self.context.seen),
             used=tuple(sorted(self.used)),
             held_out=self.held_out,
             memory=self.context.memory,
@@ -96,8 +94,6 @@ class LabNode:
         self.spent_s = state.spent_s
         self.solved, self.used = set(state.solved), set(state.used)
         self.unlikely.newest = OrderedDict((key, deque(of, maxlen=NEWEST)) for key, of in state.unlikely.items())
-        self.context.seen.clear()
-        self.context.seen.update(state.seen)
         self.context.memory.replay = list(state.memory.replay)
         self.context.memory.difficulty = dict(state.memory.difficulty)
         self.context.memory.imitation = state.memory.imitation
@@ -147,7 +143,7 @@ async def open_node(
         stream=lambda _phase: None,
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
-        seen=Counter(),
+        rule=config.reward_rule,
         excluded=excluded,
     )
     return LabNode(

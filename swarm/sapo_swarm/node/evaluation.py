@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import EngineInfo, RowSeed, Sampling
-from sapo_backends.errors import Cancelled, CancelToken, OutOfMemory
+from sapo_backends.base import CancelToken, EngineInfo, RowSeed, Sampling
+from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import (
     ItemResult,
@@ -247,16 +247,6 @@ async def evaluate_questions(
         if on_progress is not None:
             on_progress(min(1.0, begun.start / len(refs)))
     return begun.results
-
-
-async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) -> list[bool]:
-    """Strict verdicts of one completion on every item that regenerates here, in order. Raises ScorerUnavailable."""
-    verdicts: list[bool] = []
-    for start in range(0, len(refs), BATCH):
-        questions = await scorer.questions(refs[start : start + BATCH])
-        batch = [(q.ref, (completion,)) for q in questions if isinstance(q, Question)]
-        verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_local(batch)]
-    return verdicts
 
 
 async def sample_completions(

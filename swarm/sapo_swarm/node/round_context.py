@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,19 +11,19 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sapo_backends.base import Completion, PolicyUpdate, Sampling, TrainSample, UpdateStats
-from sapo_swarm.algorithms.base import Algorithm
+from sapo_swarm.algorithms import Algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.sapo import adaptive_sampling, training_batch
-from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior, group_sizes
+from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
 from sapo_swarm.sapo.imitation import Imitation
 from sapo_swarm.sapo.training_batch import ReplayEntry
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.types import Group, Question
+from sapo_swarm.types import STRICT, Group, Question, RewardRule
 
 _SMOOTH = 0.3
 """Weight of the newest round in the typical duration of a phase."""
@@ -74,11 +73,6 @@ class NodeActivity:
         return event
 
 
-def sizes_adapt(config: RunConfig) -> bool:
-    """Group sizes follow the success rates: only for a node alone, since a swarm's groups are all of one size."""
-    return config.group_sizes == "adaptive" and not config.external_groups
-
-
 def imitates_others(config: RunConfig) -> bool:
     """Whether a round may imitate other nodes' successes."""
     return config.imitation == "auto" and config.external_groups > 0
@@ -101,7 +95,7 @@ class ReplayBuffer(msgspec.Struct):
             self.replay = training_batch.update_replay_entries(
                 self.replay, round_number, groups, config.replay_half_life
             )
-        if config.curriculum != "uniform" or sizes_adapt(config):
+        if config.curriculum != "uniform":
             adaptive_sampling.update_posteriors(self.difficulty, groups)
         if imitates_others(config):
             self.imitation.observe_local(groups)
@@ -112,14 +106,14 @@ def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int)
     task that is no longer in the run may be gone. Raises JournalError."""
     memory = ReplayBuffer()
     imitates = imitates_others(config)
-    if not config.replay_groups and config.curriculum == "uniform" and not sizes_adapt(config) and not imitates:
+    if not config.replay_groups and config.curriculum == "uniform" and not imitates:
         return memory
     by_round: dict[int, dict[tuple[str, str], Group]] = {}
     for event in journal.read(kinds=("group",)):
         if not isinstance(event, GroupRecorded) or event.round >= rounds_done:
             continue
         group, ref = event.group, event.group.question.ref
-        if not group.stage and ref.dataset in config.tasks and (imitates or not group.external):
+        if ref.dataset in config.tasks and (imitates or not group.external):
             by_round.setdefault(event.round, {})[(group.node, ref.label)] = group
     for round_number, groups in sorted(by_round.items()):
         memory.observe(config, round_number, [group for group in groups.values() if not group.external])
@@ -224,8 +218,9 @@ class RoundWork:
 class RoundContext:
     """What a round works with; constant over a run. stream takes ephemeral events on the event loop. exchange: None: alone.
 
-    per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far. memory: local
-    groups of earlier rounds, for replay and the curriculum. excluded: hashes of prompts that must not be trained on
+    per_source: external groups of one node in a batch at most (None: no cap). memory: local
+    groups of earlier rounds, for replay and the curriculum. rule: how completions
+    are rewarded. excluded: hashes of prompts that must not be trained on
     (node.evaluation.held_out_exclusion). portion: how much is sampled at once. examples_rounds: rounds before the first one
     of practice.
     """
@@ -242,8 +237,8 @@ class RoundContext:
     stream: Callable[[Phase], None]
     model_label: str
     per_source: int | None = 1
-    seen: Counter[str] = field(default_factory=Counter)
     memory: ReplayBuffer = field(default_factory=ReplayBuffer)
+    rule: RewardRule = STRICT
     excluded: frozenset[str] = frozenset()
     portion: BatchSizer = field(default_factory=BatchSizer)
     examples_rounds: int = 0
@@ -252,14 +247,6 @@ class RoundContext:
     def sampling(self) -> Sampling:
         """How training rollouts are sampled."""
         return Sampling(self.config.temperature, 1.0, self.config.max_new_tokens)
-
-    def group_sizes(self, work: RoundWork) -> list[int]:
-        """How many completions each prompt of the round gets."""
-        usual, posteriors = self.config.group_size, self.memory.difficulty
-        if work.questions is None or not sizes_adapt(self.config):
-            return [usual] * len(work.prompts)
-        names = [adaptive_sampling.key_of(question.ref) for question in work.questions]
-        return group_sizes([posteriors.get(name, SuccessPosterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
         """Publish that a phase begins."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from sapo_backends.base import PolicyUpdate, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
 from sapo_backends.errors import Cancelled
-from sapo_swarm.algorithms.base import AFTER_EXAMPLES, examples_rate, rate_share
+from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.rollouts import (
@@ -34,7 +34,7 @@ from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall, i
 from sapo_swarm.sapo import adaptive_sampling
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
 from sapo_swarm.sapo.imitation import QUESTIONS, TEXTS_OF_STEP
-from sapo_swarm.sapo.training_batch import assemble_batch, observe_trained, sample_replay, with_advantages
+from sapo_swarm.sapo.training_batch import assemble_batch, sample_replay, with_advantages
 from sapo_swarm.tasks.catalogue import (
     CATALOGUE,
     LIBRARY_PRESET,
@@ -116,7 +116,7 @@ async def generate_groups(context: RoundContext, work: RoundWork) -> None:
     context.begin(work, "generate", _detail(context, work))
     with work.timed("generate"):
         if not work.partial:
-            work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
+            work.partial = [[NOTHING] * context.config.group_size for _ in work.prompts]
         limits = token_limits(context, work)
         while True:
             while call := next_call(work.partial, limits, context.portion):
@@ -238,7 +238,7 @@ async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> N
     assert work.questions is not None
     assert work.completions is not None
     context.begin(work, "score", "Scoring")
-    rule, label = context.config.reward_rule, context.model_label
+    rule, label = context.rule, context.model_label
     with work.timed("score"), work.judging(context.scorer.judge):
         scored = await score_local_groups(
             context.host.engine.tokenizer, context.scorer, work.questions, work.completions, rule, label
@@ -299,7 +299,6 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             context.algorithm.advantages,
             context.config.sampling,
             context.per_source,
-            seen=context.seen,
         )
         replayed: list[Group] = []
         if work.imitates:
@@ -317,9 +316,24 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             work.call = None  # before its first step: nothing is interrupted
             raise
     work.trained, work.replayed = batch, len(replayed)
-    if context.config.sampling == "novelty":  # a node that does not sample by novelty remembers nothing
-        observe_trained(context.seen, (group for group in batch if any(group.advantages)))
     context.end()
+
+
+AFTER_EXAMPLES = 0.3
+"""Factor on the default learning rate for practice after an examples phase: most answers are right then, and the few wrong
+ones of a batch, with normalised advantages, would pull at everything learned. Measured: decision 52."""
+
+
+def rate_share(config: RunConfig, round_number: int) -> float:
+    """The share of the learning rate in a round of practice (0, 1, …): 1, or in the second half of a planned run falling
+    linearly to final_rate at the last round.
+
+    A constant rate leaves the noise of the last steps in the weights: see docs/decisions/0011-falling-rate.md.
+    """
+    last = config.rounds - 1
+    if last < 1 or round_number <= last / 2:
+        return 1.0
+    return 1.0 - (1.0 - config.final_rate) * min(1.0, round_number / last * 2.0 - 1.0)
 
 
 async def _practised(

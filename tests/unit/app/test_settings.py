@@ -199,10 +199,6 @@ def test_every_renamed_setting_has_a_name_of_today() -> None:
     assert not set(RENAMED) & set(RunConfig.__struct_fields__)
 
 
-def test_the_flag_of_before_still_sets_the_renamed_setting() -> None:
-    assert flags.run_config(settings.Settings(), typed("--own-groups", "5")).local_groups == 5
-
-
 @pytest.mark.parametrize(
     ("key", "said"),
     [
@@ -238,7 +234,7 @@ def test_names_that_a_registry_has_are_chosen_and_not_typed(tmp_path: Path) -> N
     choices = {row.key: row.choices for row in editing.setting_rows(tmp_path / "config.toml")}
     assert "maxrl" in choices["run.algorithm"]
     assert "library" in choices["run.preset"]
-    assert "novelty" in choices["run.sampling"]
+    assert "reward_guided" in choices["run.sampling"]
 
 
 @pytest.mark.parametrize("schema", [RunConfig, ResourceLimits, CoordinatorSettings, ArmConditions])
