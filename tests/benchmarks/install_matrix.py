@@ -184,7 +184,9 @@ def use(call: list[str], environment: dict[str, str]) -> dict[str, object]:
     return line | ({"failed": failed} if failed else {})
 
 
-def measure(installer: str, python: str, wheel: Path, engine: str, compiler: bool, read_only: bool) -> dict[str, object]:
+def measure(
+    installer: str, python: str, wheel: Path, engine: str, compiler: bool, read_only: bool
+) -> dict[str, object]:
     """One line of the table."""
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         folder, environment = Path(name) / "env", surroundings(name, compiler)
