@@ -123,6 +123,22 @@ class ChildProcess:
         return self._errors.read(most).decode("utf-8", "replace")
 
 
+def limit_this_process(memory: int, seconds: int, file_bytes: int) -> None:
+    """The child's side: bytes of its address space, seconds of processor time, bytes of a file that it writes. Limits what
+    the platform can limit: macOS has no working RLIMIT_AS, Windows has none."""
+    try:
+        import resource
+    except ImportError:
+        return
+    limits = (("RLIMIT_AS", memory), ("RLIMIT_CPU", seconds), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", file_bytes))
+    for name, value in limits:
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            resource_id = getattr(resource, name)
+            hard = resource.getrlimit(resource_id)[1]
+            ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(resource_id, (ceiling, ceiling))
+
+
 class AnswerStream:
     """The child's side: the original standard output, for answers alone. Whatever else prints goes to standard error."""
 

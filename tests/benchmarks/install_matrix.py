@@ -1,16 +1,17 @@
 """Install the app into clean environments, one a Python and installer, and use it as a person does: JSON lines.
 
-    python tests/benchmarks/install_matrix.py [--pythons PATH ...] [--installers pip uv-tool uvx pipx clone] [--torch INDEX]
+    python tests/benchmarks/install_matrix.py [--pythons PATH ...] [--installers pip uv-tool uvx pipx clone] [--engine INDEX]
 
-Each line: minutes of installing, megabytes on the disk, what `doctor --self-test` ends with, how many of two silo rounds on the
-bundled model were done, and which verb of which group of `--help` failed; the exit code is 1 where anything did. Everything lies
-in a folder with a space and letters of other alphabets, under LANG=C. .github/workflows/release.yml runs it on each system.
+Each line: minutes of installing, megabytes downloaded (on Linux; by the whole machine, loopback left out) and on the disk, what
+`doctor --self-test` ends with, how many of two silo rounds on the bundled model were done, and which verb of which group of
+`--help` failed; the exit code is 1 where anything did. Everything lies in a folder with a space and letters of other alphabets,
+under LANG=C. .github/workflows/release.yml runs it on each system.
 
---torch adds the engine: from that index (the CPU build: https://download.pytorch.org/whl/cpu), a wheel of torch on this disk, or
-"extra": as the installer itself resolves WHEEL[torch]. clone: git clone of this checkout's last commit, then
-packaging/setup_venv.py, which brings torch by itself and everything that tests need. --no-compiler hides the machine's and takes
-the wheel of packaging/no_compiler.py. --read-only: nothing can be written where it was installed. uv and pipx are taken from
-PATH. It downloads what an installation downloads.
+--engine adds one by the lines of docs/how-to/install.md: torch from that index (for processors:
+https://download.pytorch.org/whl/cpu), or an extra of the wheel as the installer itself resolves it (torch, on Linux mlx). clone:
+git clone of this checkout's last commit, then packaging/setup_venv.py, which brings torch by itself and everything that tests
+need. --no-compiler hides the machine's and does without pycosat. --read-only: nothing can be written where it was installed. uv
+and pipx are taken from PATH. It downloads what an installation downloads.
 """
 
 from __future__ import annotations
@@ -69,37 +70,45 @@ def program(folder: Path, name: str) -> str:
     return str(folder / f"{name}.exe" if os.name == "nt" else folder / name)
 
 
+def downloaded() -> int:
+    """Bytes that this machine has received from others; 0 where the system does not say."""
+    table = Path("/proc/net/dev")
+    rows = [row.partition(":") for row in table.read_text().splitlines()[2:]] if table.exists() else []
+    return sum(int(counts.split()[0]) for name, _, counts in rows if name.strip() != "lo")
+
+
 def commands(
-    installer: str, python: str, wheel: Path, folder: Path, torch: str, stub: Path | None
+    installer: str, python: str, wheel: Path, folder: Path, engine: str, stub: Path | None
 ) -> tuple[list[list[str]], list[str]]:
     """What a person types to install it, and how the program is called afterwards. stub: what takes pycosat's place."""
     scripts = folder / ("Scripts" if os.name == "nt" else "bin")
-    what = f"{wheel}[torch]" if torch == "extra" else str(wheel)
-    without = ["--with", str(stub)] if stub else []
+    index = engine if "/" in engine else ""
+    what = f"{wheel}[{'torch' if index else engine}]" if engine else str(wheel)
     if installer == "clone":
         setup = [python, str(folder / "packaging" / "setup_venv.py"), str(folder / ".venv")]
         inside = folder / ".venv" / scripts.name
         return [["git", "clone", "-q", str(ROOT), str(folder)], setup], [program(inside, "sapo-desktop")]
-    if installer == "uvx":
-        engine = ["--with", torch] if torch.endswith(".whl") else ["--torch-backend", torch.rpartition("/")[2]]
-        engine = [*engine, "--with", "transformers", "--with", "peft"] if torch not in ("", "extra") else []
-        call = ["uvx", "-q", "--python", python, "--from", what, *without, *engine, "sapo-desktop"]
-        return [[*call, "--version"]], call
+    if installer in ("uvx", "uv-tool"):
+        options = ["-q", "--python", python, *(["--torch-backend", index.rpartition("/")[2]] if index else [])]
+        if stub:
+            (without := folder.parent / "without.txt").write_text("pycosat ; python_version < '3'\n", "utf-8")
+            options += ["--overrides", str(without)]
+        if installer == "uvx":
+            call = ["uvx", *options, "--from", what, "sapo-desktop"]
+            return [[*call, "--version"]], call
+        return [["uv", "tool", "install", *options, what]], [program(folder / "bin", "sapo-desktop")]
+    from_index = ["torch", "--index-url", index]
     if installer == "pip":
         pip = [program(scripts, "python"), "-m", "pip", "install", "-q"]
-        first = [[python, "-m", "venv", str(folder)], [*pip, *([str(stub)] if stub else []), what]]
-    elif installer == "uv-tool":
-        scripts = folder / "bin"
-        pip = ["uv", "pip", "install", "-q", "--python", str(folder / "tools" / "sapo-desktop")]
-        first = [["uv", "tool", "install", "-q", "--python", python, what, *without]]
-    else:
-        scripts = folder / "bin"
-        pip = ["pipx", "runpip", "sapo-desktop", "install", "-q"]
-        links = [f"--pip-args=--find-links={shlex.quote(str(stub.parent))}"] if stub else []
-        first = [["pipx", "install", "-q", "--python", python, what, *links]]
-    index = [torch] if torch.endswith(".whl") else ["torch", "--index-url", torch]
-    engine = [[*pip, *index], [*pip, "transformers", "peft"]] if torch not in ("", "extra") else []
-    return [*first, *engine], [program(scripts, "sapo-desktop")]
+        first = [[*pip, *from_index]] if index else []
+        last = [[*pip, *([str(stub)] if stub else []), what]]
+        return [[python, "-m", "venv", str(folder)], *first, *last], [program(scripts, "sapo-desktop")]
+    links = [f"--pip-args=--find-links={shlex.quote(str(stub.parent))}"] if stub else []
+    steps = [["pipx", "install", "-q", "--python", python, str(wheel) if index else what, *links]]
+    if index:
+        runpip = ["pipx", "runpip", "sapo-desktop", "install", "-q"]
+        steps += [[*runpip, *from_index], [*runpip, "transformers", "peft"]]
+    return steps, [program(folder / "bin", "sapo-desktop")]
 
 
 def surroundings(name: str, compiler: bool) -> dict[str, str]:
@@ -135,6 +144,8 @@ def surroundings(name: str, compiler: bool) -> dict[str, str]:
 
 def forbid_writing(folder: Path) -> list[str]:
     """Take away the right to write below the folder; for root, what its commands have to begin with."""
+    if (archive := folder / "cache" / "archive-v0").exists() and not (folder / "bin").exists():
+        folder = archive  # uvx itself writes into the rest of its cache
     if os.name == "posix" and os.geteuid() == 0:
         return [*READ_ONLY, str(folder)]
     for path in (folder, *folder.rglob("*")):
@@ -173,7 +184,9 @@ def use(call: list[str], environment: dict[str, str]) -> dict[str, object]:
     return line | ({"failed": failed} if failed else {})
 
 
-def measure(installer: str, python: str, wheel: Path, torch: str, compiler: bool, read_only: bool) -> dict[str, object]:
+def measure(
+    installer: str, python: str, wheel: Path, engine: str, compiler: bool, read_only: bool
+) -> dict[str, object]:
     """One line of the table."""
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         folder, environment = Path(name) / "env", surroundings(name, compiler)
@@ -182,15 +195,16 @@ def measure(installer: str, python: str, wheel: Path, torch: str, compiler: bool
             made = run([sys.executable, str(ROOT / "packaging" / "no_compiler.py"), name], dict(os.environ))
             stub = Path(made.stdout.strip())
         version = run([python, "-c", "import platform; print(platform.python_version())"], environment).stdout.strip()
-        line: dict[str, object] = {"python": version, "installer": installer, "engine": torch or "none"}
+        line: dict[str, object] = {"python": version, "installer": installer, "engine": engine or "none"}
         line |= {"compiler": compiler, "read_only": read_only}
-        steps, call = commands(installer, python, wheel, folder, torch, stub)
-        began = time.monotonic()
+        steps, call = commands(installer, python, wheel, folder, engine, stub)
+        began, received = time.monotonic(), downloaded()
         for step in steps:
             done = run(step, environment)
             if done.returncode:
                 return line | {"failed": " ".join(step[:4]), "said": done.stderr.strip().splitlines()[-3:]}
-        line |= {"minutes": round((time.monotonic() - began) / 60, 2), "megabytes": megabytes(folder)}
+        line |= {"minutes": round((time.monotonic() - began) / 60, 2), "downloaded": (downloaded() - received) // 10**6}
+        line["megabytes"] = megabytes(folder)
         (Path(name) / "home").mkdir(exist_ok=True)
         (Path(name) / "home" / "config.toml").write_text(SETTINGS, "utf-8")
         before = forbid_writing(folder) if read_only else []
@@ -213,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", nargs="+", default=[sys.executable])
     parser.add_argument("--installers", nargs="+", default=["pip", "uv-tool", "uvx", "pipx"])
-    parser.add_argument("--torch", default="", metavar="INDEX, WHEEL or extra")
+    parser.add_argument("--engine", default="", metavar="INDEX or EXTRA")
     parser.add_argument(
         "--wheel", type=Path, help="of this checkout, or its folder; without it one is built (needs the package build)"
     )
@@ -231,7 +245,7 @@ def main() -> None:
         for python in args.pythons:
             for installer in args.installers:
                 lines.append(
-                    measure(installer, python, wheel.resolve(), args.torch, not args.no_compiler, args.read_only)
+                    measure(installer, python, wheel.resolve(), args.engine, not args.no_compiler, args.read_only)
                 )
                 print(json.dumps(lines[-1]), flush=True)
     sys.exit(not all(map(good, lines)))

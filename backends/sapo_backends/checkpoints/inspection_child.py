@@ -17,6 +17,7 @@ from sapo_backends.checkpoints.inspection import MAKING_S, MEMORY_BYTES, PROCESS
 from sapo_backends.checkpoints.safetensors_numpy import count_weights
 from sapo_backends.checkpoints.spec import decoder_spec, largest_file, why_not
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
+from sapo_backends.child_process import limit_this_process
 from sapo_backends.errors import BackendError, ModelNotFound
 
 PROBES = (
@@ -44,23 +45,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]},
     },
 }
-
-
-def _limit_this_process(making: bool) -> None:
-    """Limits what the platform can limit: macOS has no working RLIMIT_AS, Windows has neither. making: it also writes
-    files."""
-    try:
-        import resource
-    except ImportError:
-        return
-    seconds, size = (MAKING_S, largest_file("tokenizer.json")) if making else (PROCESSOR_S, 1 << 20)
-    limits = (("RLIMIT_AS", MEMORY_BYTES), ("RLIMIT_CPU", seconds), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", size))
-    for name, value in limits:
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            resource_id = getattr(resource, name)
-            hard = resource.getrlimit(resource_id)[1]
-            ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(resource_id, (ceiling, ceiling))
 
 
 def read_small_files(folder: Path) -> None:
@@ -106,7 +90,8 @@ def main(folder: str) -> int:
     """The child's entry point. Its one line begins with "ok", "memory", or REFUSED and a sentence for a person;
     otherwise it names the error that the files caused."""
     making = is_to_be_made(Path(folder))
-    _limit_this_process(making)
+    writes = largest_file("tokenizer.json") if making else 1 << 20
+    limit_this_process(MEMORY_BYTES, MAKING_S if making else PROCESSOR_S, writes)
     try:
         if making:
             write_view(Path(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from sapo_swarm.tasks.own.spec import BadTask, NumberVerifier
 needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
 
 
-def written(path: Path, columns: dict[str, list[object]]) -> Path:
+def written(path: Path, columns: Mapping[str, object]) -> Path:
     import pyarrow
     import pyarrow.parquet
 
@@ -59,6 +60,43 @@ def test_files_that_are_too_large_or_none_at_all_are_refused_in_a_sentence(tmp_p
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadTask, match="no Parquet file that can be read"):
         read_table(tmp_path / "cut.parquet")
+
+
+@needs_pyarrow
+def test_what_python_has_no_value_for_is_text_or_a_sentence(tmp_path: Path) -> None:
+    """Nanoseconds, a year beyond 9999, bytes that are no text, and a time zone that nobody knows."""
+    import pyarrow
+
+    text = pyarrow.Array.from_buffers(
+        pyarrow.string(), 1, [None, *map(pyarrow.py_buffer, (b"\0\0\0\0\2\0\0\0", b"\xff\xfe"))]
+    )
+    columns = {
+        "nanoseconds": (pyarrow.array([1], pyarrow.timestamp("ns")), "1970-01-01 00:00:00.000000001"),
+        "year": (
+            pyarrow.array([2**31 - 1], pyarrow.int32()).view(pyarrow.date32()),
+            "<value out of range: 2147483647>",
+        ),
+        "bytes": (text, "holds bytes that are no UTF-8 text"),
+    }
+    for name, (column, expected) in columns.items():
+        table = read_table(written(tmp_path / "rows.parquet", {name: column}))
+        assert expected in str([*table.rows, *table.problems])
+    with pytest.raises(BadTask, match="is no Parquet file that can be read"):
+        read_table(
+            written(tmp_path / "r.parquet", {"at": pyarrow.array([1], pyarrow.timestamp("us", tz="Mars/Phobos"))})
+        )
+
+
+@needs_pyarrow
+def test_one_long_entry_that_fills_every_row_takes_no_memory_here(tmp_path: Path) -> None:
+    """7 kB that unpack to 13 GB: the child's cap."""
+    import pyarrow
+
+    cells = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 64, pyarrow.int32()), ["a" * (200 * 2**20)])
+    path = written(tmp_path / "bomb.parquet", {"question": cells})
+    assert path.stat().st_size < 10_000_000
+    with pytest.raises(BadTask, match="Save it as CSV"):
+        read_table(path)
 
 
 def test_without_pyarrow_it_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

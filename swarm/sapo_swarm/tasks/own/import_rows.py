@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
 import json
 import os
 import re
 import stat
+import sys
+import tempfile
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,8 @@ from decimal import Decimal
 from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+
+import msgspec
 
 from sapo_swarm.tasks.own.spec import BadTask
 
@@ -110,10 +114,8 @@ MAX_ROWS = 100_000
 MAX_CELL = 16_384
 """Characters per cell: no model that trains at home reads more."""
 MAX_COLUMNS = 64
-UNPACKED = 8
-"""A Parquet file may unpack to this multiple of MAX_FILE."""
-AT_ONCE = 64
-"""Rows of a Parquet file in memory at a time."""
+PARQUET_MEMORY, PARQUET_S, PARQUET_DEADLINE_S = 1_900_000_000, 30, 120.0
+"""What the child that reads a Parquet file may take: memory, seconds of processor time and of the clock."""
 MAX_PROBLEMS = 1000
 """Sentences that are kept; the rest is counted."""
 _LOOKED_AT = 4096
@@ -248,7 +250,7 @@ def read_jsonl(text: str, names: Names = EMPTY) -> RowTable:
             if len(table.names) > MAX_COLUMNS:
                 raise BadTask(f"The rows name more than {MAX_COLUMNS} different columns. Use fewer.")
         row = dict(zip(known[keys], map(cell_text, value.values()), strict=True))
-        if reason := _unfit(row):
+        if reason := unfit_reason(row):
             table.problem(f"Row {number}: {reason}")
             continue
         used.update(dict.fromkeys(row))
@@ -297,7 +299,7 @@ def cell_text(value: object) -> str:
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
-def _unfit(row: Row) -> str:
+def unfit_reason(row: Row) -> str:
     """Why a row cannot be used, "" if it can."""
     for name, value in row.items():
         if len(value) > MAX_CELL:
@@ -328,7 +330,7 @@ def _delimited(text: str, delimiter: str, names: Names) -> RowTable:
         if not any(value.strip() for value in record):
             continue
         row = dict(zip(table.columns, record, strict=False))
-        reason = _unfit(row)
+        reason = unfit_reason(row)
         if len(record) != len(table.columns):
             reason = f"{len(record)} cells under {len(table.columns)} headings. Is a quote or a separator missing?"
         if reason:
@@ -338,40 +340,32 @@ def _delimited(text: str, delimiter: str, names: Names) -> RowTable:
     return table
 
 
+class ParquetResult(msgspec.Struct):
+    """What the child says. sentence: why there is no table."""
+
+    table: RowTable
+    sentence: str = ""
+
+
 def _parquet(path: Path, names: Names) -> RowTable:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        from sapo_backends.packages import install_command  # the dashboard imports no engine code
+    from sapo_backends.child_process import ChildProcess, child_environment, python_command
+    from sapo_backends.packages import install_command  # the dashboard imports no engine code
 
-        raise BadTask(f"Parquet files need pyarrow: {install_command('pyarrow')}. Or save it as CSV.") from error
-    size = path.stat().st_size
-    if size > MAX_FILE:
-        raise BadTask(f"{path.name} has {size:,} bytes; up to {MAX_FILE:,} are read. Use a part of it.")
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        meta = file.metadata
-        unpacked = sum(meta.row_group(number).total_byte_size for number in range(meta.num_row_groups))
-        if meta.num_rows > MAX_ROWS or meta.num_columns > MAX_COLUMNS or unpacked > UNPACKED * MAX_FILE:
-            raise BadTask(
-                f"{path.name} has {meta.num_rows:,} rows in {meta.num_columns:,} columns, {unpacked:,} bytes unpacked. Up to "
-                f"{MAX_ROWS:,} rows, {MAX_COLUMNS} columns and {UNPACKED * MAX_FILE:,} bytes are read. Use a part of it."
-            )
-        return _batches(file, names)
-    except pyarrow.ArrowException as error:
-        raise BadTask(f"{path.name} is no Parquet file that can be read ({str(error)[:120]}).") from error
-
-
-def _batches(file: Any, names: Names) -> RowTable:
-    table, number = RowTable(names=by_place(names)), 0
-    table.columns = name_columns(file.schema_arrow.names, table.names)
-    for batch in file.iter_batches(batch_size=AT_ONCE):  # few: one dictionary entry may repeat in every row
-        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            number += 1
-            row = {name: cell_text(value) for name, value in zip(table.columns, values, strict=True)}
-            if reason := _unfit(row):
-                table.problem(f"Row {number}: {reason}")
-            else:
-                table.add(number, row)
-    return table
+    if getattr(sys, "frozen", False) or importlib.util.find_spec("pyarrow") is None:
+        raise BadTask(f"Parquet files need pyarrow: {install_command('pyarrow')}. Or save it as CSV.")
+    read_bytes(path)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows"
+        command = python_command(
+            "sapo_swarm.tasks.own.parquet", os.path.abspath(path), msgspec.json.encode(dict(names)).decode(), str(rows)
+        )
+        with ChildProcess(command, child_environment({"PYTHONUTF8": "1"}, private=True)) as child:
+            if child.ends_within(PARQUET_DEADLINE_S) and child.code == 0 and rows.is_file():
+                result = msgspec.json.decode(rows.read_bytes(), type=ParquetResult)
+                if result.sentence:
+                    raise BadTask(result.sentence)
+                return result.table
+    raise BadTask(
+        f"{path.name} cannot be read: it crashes its reader, or takes over {PARQUET_MEMORY / 1e9:.1f} GB of memory or "
+        f"{PARQUET_S} s of processor time. Save it as CSV."
+    )
