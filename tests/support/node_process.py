@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.support.verb_server import VerbServer
+from tests.support.verb_server import ForkedVerb, VerbServer
 
 from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
 
@@ -115,11 +114,16 @@ def sapo(home: Path, *arguments: str, timeout: float = PATIENCE_S, typed: str = 
     )
 
 
-def spawn(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def spawn(home: Path, *arguments: str) -> subprocess.Popen[bytes] | ForkedVerb:
+    """Start a node."""
     calm(home)
+    verb, variables = ("node", "--quiet", *arguments), environment(home)
+    server = _server()
+    if server.can_run(verb, variables):
+        return server.start(verb, variables)
     return subprocess.Popen(
-        [sys.executable, "-m", "sapo_desktop", "node", "--quiet", *arguments],
-        env=environment(home),
+        [sys.executable, "-m", "sapo_desktop", *verb],
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -127,7 +131,9 @@ def spawn(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def node(home: Path, *arguments: str) -> AsyncIterator[tuple[ControlClient, subprocess.Popen[bytes]]]:
+async def node(
+    home: Path, *arguments: str
+) -> AsyncIterator[tuple[ControlClient, subprocess.Popen[bytes] | ForkedVerb]]:
     """A running node that already answers; killed at the end if it still lives."""
     process = await asyncio.to_thread(spawn, home, *arguments)
     assert process.stderr is not None
@@ -136,13 +142,12 @@ async def node(home: Path, *arguments: str) -> AsyncIterator[tuple[ControlClient
             await answers(client, process)
             yield client, process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
+        process.kill()
         await asyncio.to_thread(process.wait)
         process.stderr.close()
 
 
-async def answers(client: ControlClient, process: subprocess.Popen[bytes]) -> NodeStatus:
+async def answers(client: ControlClient, process: subprocess.Popen[bytes] | ForkedVerb) -> NodeStatus:
     """Poll until the node answers; the poll interval is no assumption about speed."""
     while process.poll() is None:
         try:

@@ -1,29 +1,32 @@
 """Verbs in processes that need not import the app anew: one process imports it, and each verb is a fork of that.
 
-Its imports take a verb 0.2 s of a processor, with torch over 2 s, and the tests run hundreds of verbs. A fork has its own
+Its imports take a verb half a second of a processor, with torch over 2 s, and the tests run hundreds of verbs. A fork has its own
 environment, current folder and standard streams, and exits as a command does. What a test checks of the start itself is started
 as a command: which modules are loaded, what is in other variables, how the process is called.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 OWN_VARIABLES = frozenset({"SAPO_HOME", "PYTEST_CURRENT_TEST"})
 """Variables that may differ from verb to verb; any other may have been read while something was imported."""
 START_ANEW = "TESTS_START_VERBS_ANEW"
 """A variable with which every verb is a command."""
 TORCH_VERBS = frozenset({"bench", "chat", "compare", "eval", "export", "node", "serve-model"})
-APP = ("sapo_desktop.cli", "sapo_swarm.node.control_api", "aiohttp", "psutil")
+APP = ("sapo_desktop.cli", "sapo_swarm.node.setup", "sapo_backends.fake", "aiohttp", "numpy", "psutil")
+"""Beside every module of the verbs."""
 TORCH = ("jinja2", "numpy", "tokenizers", "torch", "sapo_backends.torch_backend.engine")
 
 
@@ -49,30 +52,79 @@ class VerbServer:
         self, arguments: tuple[str, ...], environment: dict[str, str], typed: str, timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a verb to its end. typed: less than a pipe holds. Raises subprocess.TimeoutExpired."""
-        own = {name: environment[name] for name in OWN_VARIABLES if name in environment}
-        request = json.dumps({"arguments": arguments, "environment": own, "folder": os.getcwd()}).encode()
-        reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         source, keyboard = os.pipe()
-        with reply, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            streams = [source, output.fileno(), errors.fileno(), theirs.fileno()]
-            socket.send_fds(self._requests, [request], streams)
-            theirs.close()
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            verb = self._fork(arguments, environment, [source, output.fileno(), errors.fileno()])
             os.close(source)
             with os.fdopen(keyboard, "wb") as stream:
                 stream.write(typed.encode())
-            pid = int(reply.recv(16))
-            reply.settimeout(timeout)
             try:
-                code = int(reply.recv(16))
-            except BaseException as error:
-                os.kill(pid, signal.SIGKILL)
-                if isinstance(error, TimeoutError):
-                    raise subprocess.TimeoutExpired(["sapo-desktop", *arguments], timeout) from None
+                code = verb.wait(timeout)
+            except BaseException:
+                verb.kill()
+                verb.wait()
                 raise
             output.seek(0)
             errors.seek(0)
             texts = (output.read().decode(), errors.read().decode())
-        return subprocess.CompletedProcess(["sapo-desktop", *arguments], code, *texts)
+        return subprocess.CompletedProcess(verb.args, code, *texts)
+
+    def start(self, arguments: tuple[str, ...], environment: dict[str, str]) -> ForkedVerb:
+        """A verb that goes on beside the test; only what it says of errors is kept, as far as a pipe holds it."""
+        readable, errors = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        verb = self._fork(arguments, environment, [nothing, nothing, errors])
+        os.close(errors)
+        os.close(nothing)
+        verb.stderr = os.fdopen(readable, "rb")
+        return verb
+
+    def _fork(self, arguments: tuple[str, ...], environment: dict[str, str], streams: list[int]) -> ForkedVerb:
+        own = {name: environment[name] for name in OWN_VARIABLES if name in environment}
+        request = json.dumps({"arguments": arguments, "environment": own, "folder": os.getcwd()}).encode()
+        reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._requests, [request], [*streams, theirs.fileno()])
+        return ForkedVerb(("sapo-desktop", *arguments), reply)
+
+
+class ForkedVerb:
+    """A verb that runs, with what the tests use of subprocess.Popen. stderr: where somebody reads it."""
+
+    stderr: BinaryIO | None = None
+
+    def __init__(self, arguments: tuple[str, ...], reply: socket.socket) -> None:
+        self.args = arguments
+        self.returncode: int | None = None
+        self._reply = reply
+        self.pid = int(reply.recv(16))
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            self._reply.settimeout(timeout)
+            try:
+                self.returncode = int(self._reply.recv(16))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._reply.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Its exit code if it has ended."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
 
 
 def _common(environment: dict[str, str]) -> dict[str, str]:
@@ -83,6 +135,9 @@ def serve(requests: socket.socket) -> None:
     """Fork for each request; returns in the processes that are to run a verb."""
     for name in APP:
         importlib.import_module(name)
+    commands = importlib.import_module("sapo_desktop.commands")
+    for module in pkgutil.walk_packages(commands.__path__, f"{commands.__name__}."):
+        importlib.import_module(module.name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for a verb
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 1 << 18, 4)
@@ -92,6 +147,7 @@ def serve(requests: socket.socket) -> None:
         if TORCH_VERBS & {*asked["arguments"][:1]}:
             for name in TORCH:
                 importlib.import_module(name)
+        gc.freeze()  # what was imported is neither searched for garbage nor copied for that
         if not os.fork():
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

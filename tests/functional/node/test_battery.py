@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from tests.support import device_tree, node_process
 from tests.support.device_tree import linux
@@ -91,7 +92,9 @@ async def test_a_node_goes_on_after_a_suspend_and_stops_with_everything_on_the_d
         await node_process.reaches(client, ("round",), another(0))
         done = (await client.status()).round
         process.send_signal(signal.SIGSTOP)
-        await asyncio.to_thread(os.waitpid, process.pid, os.WUNTRACED)
+        for _ in count():
+            if await asyncio.to_thread(psutil.Process(process.pid).status) == psutil.STATUS_STOPPED:
+                break
         process.send_signal(signal.SIGCONT)
         await node_process.reaches(client, ("round",), another(done + 1))
         status = await client.status()
