@@ -170,7 +170,8 @@ class RoundWork:
     is None; over: positions (question, completion) of episodes without a further turn. taken: when the external groups were
     taken, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of earlier rounds that the
     update used besides `trained`. untold: events of the finished round that are not in the journal yet. examples: verified
-    texts of the update, in an example round. imitates: the update is to imitate other nodes' successes.
+    texts of the update, in an example round. imitates: the update is to imitate other nodes' successes;
+    imitated: that many.
     """
 
     round: int
@@ -194,6 +195,7 @@ class RoundWork:
     untold: tuple[Event, ...] = ()
     examples: int = 0
     imitates: bool = False
+    imitated: int = 0
 
     @contextmanager
     def timed(self, phase: PhaseName) -> Iterator[None]:

@@ -303,6 +303,7 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
         replayed: list[Group] = []
         if work.imitates:
             samples, policy = _imitated(context, rng)
+            work.imitated = len(samples)
         else:
             samples, replayed, policy = await _practised(context, work, batch, rng)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
@@ -426,7 +427,7 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
             GroupRecorded(round=work.round, group=recorded, trained=any(recorded.advantages), first_solved=first)
         )
     stats, flat = work.stats, [c for group in work.completions for c in group]
-    counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
+    counts = {"replayed": work.replayed, "imitated": work.imitated, "judge_tokens": work.judge_tokens}
     external = [g for g in work.trained if g.external]
     local = [g for g in work.trained if not g.external] if work.trained else work.local
     events.append(

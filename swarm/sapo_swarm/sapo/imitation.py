@@ -62,6 +62,10 @@ class Imitation(msgspec.Struct):
             self.lessons += [Lesson(group.question, text) for text in fresh]
         self.lessons = self.lessons[-REMEMBERED:]
 
+    def forget_lessons(self) -> None:
+        """What others wrote is no longer wanted."""
+        self.lessons = []
+
     def choose_lessons(self, random: np.random.Generator) -> list[Lesson]:
         """What one round imitates: at most TEXTS_OF_ROUND."""
         count = min(TEXTS_OF_ROUND, len(self.lessons))

@@ -17,10 +17,11 @@ from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse_experiment
 from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import GroupRecorded
+from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node import round_phases
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.node.round_context import ReplayBuffer, RoundContext, RoundWork, restore_replay_buffer
+from sapo_swarm.node.round_warnings import StallDetector
 from sapo_swarm.sapo.imitation import ENOUGH, LEAST, QUESTIONS, REMEMBERED, TEXTS_OF_GROUP, WINDOW, Imitation
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.questions import generate_entry
@@ -81,7 +82,6 @@ async def update(context: RoundContext, node: LabNode, number: int, groups: Sequ
     await round_phases.score_groups_round_phases(context, work)
     await round_phases.share_groups(context, work)
     await round_phases.update_policy(context, work)
-    round_phases.record_round(work, 8, set())
     return work
 
 
@@ -106,6 +106,12 @@ async def test_a_starved_node_asks_one_question_and_imitates_right_answers_in_se
     assert {(sample.advantage, sample.external) for sample in work.call.batch} == {(1.0, True)}
     assert work.stats is not None
     assert work.stats.steps == work.call.policy.minibatches
+    finished = round_phases.record_round(work, 8, set())[-1]
+    assert isinstance(finished, RoundFinished)
+    assert finished.figures["imitated"] == len(work.call.batch)
+    assert not StallDetector().after(finished), "it has something to learn"
+    context.memory.imitation.forget_lessons()
+    assert not context.memory.imitation.due
 
 
 async def test_a_node_with_the_setting_off_practises_on(node: LabNode, scorer: Scorer) -> None:
