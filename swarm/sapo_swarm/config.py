@@ -110,13 +110,6 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # A round
     rounds: Annotated[int, _doc("Rounds to train; 0 = until stopped", ge=0, le=MOST_ROUNDS)] = 0
     group_size: Annotated[int, _doc("Completions per question (G)", ge=2, le=64)] = 8
-    group_sizes: Annotated[
-        Literal["equal", "adaptive"],
-        _doc(
-            "Completions of each question: equal = group_size; adaptive = more for hard questions and fewer for hopeless and "
-            "easy ones, as many in all (a node alone). No measurable gain"
-        ),
-    ] = "equal"
     local_groups: Annotated[
         int,
         _doc(
@@ -134,9 +127,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             le=256,
         ),
     ] = 0
-    sampling: Annotated[
-        str, _doc("How external groups are chosen: uniform_nonzero, uniform, reward_guided, novelty, none")
-    ] = "uniform_nonzero"
+    sampling: Annotated[str, _doc("How external groups are chosen: uniform_nonzero, uniform, reward_guided, none")] = (
+        "uniform_nonzero"
+    )
     external_advantages: Annotated[
         Literal["all", "positive"],
         _doc(
@@ -242,6 +235,11 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             le=MOST_CHECKPOINTS,
         ),
     ] = 3
+
+    def __post_init__(self) -> None:
+        """A run of an earlier version may name a strategy that is gone."""
+        if self.sampling == "novelty":
+            msgspec.structs.force_setattr(self, "sampling", "uniform_nonzero")
 
     @property
     def reward_rule(self) -> RewardRule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +34,6 @@ class NodeState(msgspec.Struct, frozen=True):
     split: BatchSplit
     tokens: int = 0
     solved: tuple[str, ...] = ()
-    seen: dict[str, int] = {}
     used: tuple[str, ...] = ()
     held_out: float | None = None
     memory: ReplayBuffer = msgspec.field(default_factory=ReplayBuffer)
@@ -82,7 +81,6 @@ class LabNode:
             split=self.split,
             tokens=self.tokens,
             solved=tuple(sorted(self.solved)),
-            seen=dict(self.context.seen),
             used=tuple(sorted(self.used)),
             held_out=self.held_out,
             memory=self.context.memory,
@@ -96,8 +94,6 @@ class LabNode:
         self.spent_s = state.spent_s
         self.solved, self.used = set(state.solved), set(state.used)
         self.unlikely.newest = OrderedDict((key, deque(of, maxlen=NEWEST)) for key, of in state.unlikely.items())
-        self.context.seen.clear()
-        self.context.seen.update(state.seen)
         self.context.memory.replay = list(state.memory.replay)
         self.context.memory.difficulty = dict(state.memory.difficulty)
         self.context.memory.imitation = state.memory.imitation
@@ -147,7 +143,6 @@ async def open_node(
         stream=lambda _phase: None,
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
-        seen=Counter(),
         excluded=excluded,
     )
     return LabNode(

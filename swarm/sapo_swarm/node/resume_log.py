@@ -17,7 +17,7 @@ import zstandard
 
 from sapo_backends.base import Completion, PolicyUpdate, TrainSample
 from sapo_swarm.node.rollouts import prompt_ids
-from sapo_swarm.node.round_context import RoundContext, RoundWork, sizes_adapt
+from sapo_swarm.node.round_context import RoundContext, RoundWork
 from sapo_swarm.node.swarm_exchange import GROUP_LIFE_S
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import UNREADABLE, Group, Question, Sha256, TaskRef
@@ -288,7 +288,6 @@ def rollout_fingerprint(context: RoundContext) -> str:
         if context.config.task_tokens
         else {}
     )
-    parts |= {"group_sizes": "adaptive"} if sizes_adapt(context.config) else {}
     parts |= {"node": context.node_key, "swarm": context.swarm, "model": info.model, "method": info.method}
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
@@ -328,8 +327,7 @@ async def restore_round(context: RoundContext, kept: InFlight) -> RoundWork | No
     work.questions = []
     for question, was in zip(questions, kept.questions, strict=True):
         same = isinstance(question, Question) and question.prompt_sha256 == was.prompt_sha256
-        sized = sizes_adapt(context.config) or len(was.completions) == size
-        if not isinstance(question, Question) or not same or not sized:
+        if not isinstance(question, Question) or not same or len(was.completions) != size:
             return None
         prompt = prompt_ids(context.host.engine.tokenizer, context.scorer, question)
         if was.read_sha256 not in ("", _sha256(prompt)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.sapo import adaptive_sampling, training_batch
-from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior, group_sizes
+from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
 from sapo_swarm.sapo.imitation import Imitation
 from sapo_swarm.sapo.training_batch import ReplayEntry
 from sapo_swarm.scoring.rubric import RubricJudge
@@ -74,11 +73,6 @@ class NodeActivity:
         return event
 
 
-def sizes_adapt(config: RunConfig) -> bool:
-    """Group sizes follow the success rates: only for a node alone, since a swarm's groups are all of one size."""
-    return config.group_sizes == "adaptive" and not config.external_groups
-
-
 def imitates_others(config: RunConfig) -> bool:
     """Whether a round may imitate other nodes' successes."""
     return config.imitation == "auto" and config.external_groups > 0
@@ -101,7 +95,7 @@ class ReplayBuffer(msgspec.Struct):
             self.replay = training_batch.update_replay_entries(
                 self.replay, round_number, groups, config.replay_half_life
             )
-        if config.curriculum != "uniform" or sizes_adapt(config):
+        if config.curriculum != "uniform":
             adaptive_sampling.update_posteriors(self.difficulty, groups)
         if imitates_others(config):
             self.imitation.observe_local(groups)
@@ -110,9 +104,8 @@ class ReplayBuffer(msgspec.Struct):
 def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
     """The buffer after this many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a
     task that is no longer in the run may be gone. Raises JournalError."""
-    memory = ReplayBuffer()
-    imitates = imitates_others(config)
-    if not config.replay_groups and config.curriculum == "uniform" and not sizes_adapt(config) and not imitates:
+    memory, imitates = ReplayBuffer(), imitates_others(config)
+    if not config.replay_groups and config.curriculum == "uniform" and not imitates:
         return memory
     by_round: dict[int, dict[tuple[str, str], Group]] = {}
     for event in journal.read(kinds=("group",)):
@@ -224,7 +217,7 @@ class RoundWork:
 class RoundContext:
     """What a round works with; constant over a run. stream takes ephemeral events on the event loop. exchange: None: alone.
 
-    per_source: external groups of one node in a batch at most (None: no cap). seen: what was trained on so far. memory: local
+    per_source: external groups of one node in a batch at most (None: no cap). memory: local
     groups of earlier rounds, for replay and the curriculum. excluded: hashes of prompts that must not be trained on
     (node.evaluation.held_out_exclusion). portion: how much is sampled at once. examples_rounds: rounds before the first one
     of practice.
@@ -242,7 +235,6 @@ class RoundContext:
     stream: Callable[[Phase], None]
     model_label: str
     per_source: int | None = 1
-    seen: Counter[str] = field(default_factory=Counter)
     memory: ReplayBuffer = field(default_factory=ReplayBuffer)
     excluded: frozenset[str] = frozenset()
     portion: BatchSizer = field(default_factory=BatchSizer)
@@ -252,14 +244,6 @@ class RoundContext:
     def sampling(self) -> Sampling:
         """How training rollouts are sampled."""
         return Sampling(self.config.temperature, 1.0, self.config.max_new_tokens)
-
-    def group_sizes(self, work: RoundWork) -> list[int]:
-        """How many completions each prompt of the round gets."""
-        usual, posteriors = self.config.group_size, self.memory.difficulty
-        if work.questions is None or not sizes_adapt(self.config):
-            return [usual] * len(work.prompts)
-        names = [adaptive_sampling.key_of(question.ref) for question in work.questions]
-        return group_sizes([posteriors.get(name, SuccessPosterior()) for name in names], usual)
 
     def begin(self, work: RoundWork, phase: PhaseName, detail: str) -> None:
         """Publish that a phase begins."""

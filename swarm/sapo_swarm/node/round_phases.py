@@ -34,7 +34,7 @@ from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall, i
 from sapo_swarm.sapo import adaptive_sampling
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
 from sapo_swarm.sapo.imitation import QUESTIONS, TEXTS_OF_STEP
-from sapo_swarm.sapo.training_batch import assemble_batch, observe_trained, sample_replay, with_advantages
+from sapo_swarm.sapo.training_batch import assemble_batch, sample_replay, with_advantages
 from sapo_swarm.tasks.catalogue import (
     CATALOGUE,
     LIBRARY_PRESET,
@@ -116,7 +116,7 @@ async def generate_groups(context: RoundContext, work: RoundWork) -> None:
     context.begin(work, "generate", _detail(context, work))
     with work.timed("generate"):
         if not work.partial:
-            work.partial = [[NOTHING] * size for size in context.group_sizes(work)]
+            work.partial = [[NOTHING] * context.config.group_size for _ in work.prompts]
         limits = token_limits(context, work)
         while True:
             while call := next_call(work.partial, limits, context.portion):
@@ -299,7 +299,6 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             context.algorithm.advantages,
             context.config.sampling,
             context.per_source,
-            seen=context.seen,
         )
         replayed: list[Group] = []
         if work.imitates:
@@ -317,8 +316,6 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             work.call = None  # before its first step: nothing is interrupted
             raise
     work.trained, work.replayed = batch, len(replayed)
-    if context.config.sampling == "novelty":  # a node that does not sample by novelty remembers nothing
-        observe_trained(context.seen, (group for group in batch if any(group.advantages)))
     context.end()
 
 

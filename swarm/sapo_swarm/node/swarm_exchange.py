@@ -37,7 +37,7 @@ from sapo_swarm.protocol.wire import (
     printable_label,
     unpack_msgpack,
 )
-from sapo_swarm.sapo.training_batch import NOTHING, find_strategy, has_advantage, questions_to_sample
+from sapo_swarm.sapo.training_batch import find_strategy, has_advantage, questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.own.library import is_own
 from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
@@ -150,7 +150,7 @@ class ExternalPool:
 
     def add(self, group: Group, now: float) -> None:
         """Add a group; the oldest is dropped when the pool is full."""
-        if not find_strategy(self.sampling)([group], NOTHING)[0] > 0:
+        if not find_strategy(self.sampling)([group])[0] > 0:
             self.unusable += 1
             return
         self._waiting.append((now, group))

@@ -1,12 +1,9 @@
-"""Whether a node's writing changes under others' teaching: phrases that they introduced, the length and variety of its texts,
-and sources whose texts it would hardly ever write itself."""
+"""Whether a node's writing changes under others' teaching: phrases that they introduced, and sources whose texts it would hardly ever write itself."""
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
-import zlib
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,105 +98,6 @@ class RecentFingerprints:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RecentFingerprints) and sorted(self._known()) == sorted(other._known())
-
-
-# How long and how varied a node's texts are now, compared with what it wrote first: it shows a drift that no single
-# phrase reveals.
-#
-# The length is the mean number of words; the variety is the entropy of all words together, numbers counted as one word.
-# Training moves both a little; a model that copies a style, repeats itself or forgets how to reason moves them far. A
-# drift is reported but refuses nothing. Pure bookkeeping in bounded memory.
-
-TEXTS = 512
-"""Texts that are compared: the first TEXTS with the newest TEXTS."""
-BUCKETS = 1024
-"""Counters; words with the same checksum share one."""
-TEXT_DRIFT_LONGEST = 8192
-"""Characters of a text that are read."""
-TEXT_DRIFT_LONGER, POORER = 2.0, 0.6
-"""Reported from this ratio of lengths on, in either direction, and from this ratio of entropies down."""
-LEAST_WORDS, LEAST_BITS = 3.0, 2.0
-"""Below this first length or entropy a ratio says nothing."""
-
-_TEXT_DRIFT_WORD = re.compile(r"[^\W\d_]+|\d+")
-_Count = Annotated[int, Meta(ge=0, lt=2**40)]
-
-
-class TextCounts(msgspec.Struct, frozen=True):
-    """Counts over texts. words: in all; buckets: by the word's checksum."""
-
-    texts: _Count = 0
-    words: _Count = 0
-    buckets: Annotated[tuple[_Count, ...], Meta(min_length=BUCKETS, max_length=BUCKETS)] = (0,) * BUCKETS
-
-    @property
-    def length(self) -> float:
-        """Words per text."""
-        return self.words / max(self.texts, 1)
-
-    @property
-    def entropy(self) -> float:
-        """Bits per word."""
-        return -sum(count / self.words * math.log2(count / self.words) for count in self.buckets if count)
-
-
-def count_texts(texts: Iterable[str]) -> TextCounts:
-    """The counts of these texts."""
-    number, words, buckets = 0, 0, [0] * BUCKETS
-    for text in texts:
-        found = _TEXT_DRIFT_WORD.findall(text[:TEXT_DRIFT_LONGEST].lower())
-        for word in found:
-            buckets[zlib.crc32(b"0" if word.isdigit() else word.encode()) % BUCKETS] += 1
-        number, words = number + 1, words + len(found)
-    return TextCounts(number, words, tuple(buckets))
-
-
-def merge_counts(parts: Sequence[TextCounts]) -> TextCounts:
-    """Their sum."""
-    return TextCounts(
-        sum(part.texts for part in parts),
-        sum(part.words for part in parts),
-        tuple(map(sum, zip(*(part.buckets for part in parts), strict=True))) if parts else (0,) * BUCKETS,
-    )
-
-
-class TextDrift(msgspec.Struct):
-    """Mutable. first: of the first TEXTS texts; newest: parts of the newest ones after these, oldest first."""
-
-    first: TextCounts = TextCounts()
-    newest: Annotated[list[TextCounts], Meta(max_length=TEXTS + 1)] = []
-
-    def observe(self, texts: Iterable[str]) -> None:
-        """Add texts that the node wrote."""
-        part = count_texts(texts)
-        if not part.texts:
-            return
-        if self.first.texts < TEXTS:
-            self.first = merge_counts((self.first, part))
-            return
-        self.newest.append(part)
-        while sum(p.texts for p in self.newest[1:]) >= TEXTS:
-            self.newest.pop(0)
-
-    def copy(self) -> TextDrift:
-        """An independent copy."""
-        return TextDrift(self.first, list(self.newest))
-
-    @property
-    def alarm(self) -> str:
-        """A sentence on what has changed far; "" while nothing has."""
-        now, first = merge_counts(self.newest), self.first
-        if now.texts < TEXTS or first.length < LEAST_WORDS:
-            return ""
-        ratio = now.length / first.length
-        if not 1 / TEXT_DRIFT_LONGER < ratio < TEXT_DRIFT_LONGER:
-            return f"This model's answers have {now.length:.0f} words now and had {first.length:.0f} at first."
-        if first.entropy >= LEAST_BITS and now.entropy < POORER * first.entropy:
-            return (
-                "This model's answers say less and less different things: "
-                f"{now.entropy:.1f} bits a word now, {first.entropy:.1f} at first."
-            )
-        return ""
 
 
 # Phrases that others introduce: how many groups may teach one that this node never wrote, and whether it writes it now.
@@ -311,19 +209,17 @@ def extract_phrases(text: str, prompt: str) -> frozenset[str]:
 
 _Phrase = Annotated[str, Meta(max_length=WORDS * (LONGEST_WORD + 1))]
 _Found = tuple[_Phrase, ...]
-_Known = Annotated[bytes, Meta(max_length=16 * REMEMBERED)] | Annotated[_Found, Meta(max_length=REMEMBERED)]
+_Known = Annotated[bytes, Meta(max_length=16 * REMEMBERED)]
 
 
 class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved PhraseWatch. own, foreign: from RecentFingerprints.to_bytes(); in older records texts, oldest first. taken,
-    local: windows, oldest first. base: how many completions of the base held a phrase, for those that are not rare."""
+    """A saved PhraseWatch. own, foreign: from RecentFingerprints.to_bytes(). taken, local: windows, oldest first. base: how many completions of the base held a phrase, for those that are not rare."""
 
     own: _Known
     foreign: _Known
     taken: Annotated[tuple[_Found, ...], Meta(max_length=WINDOW)]
     local: Annotated[tuple[_Found, ...], Meta(max_length=LOCAL_WINDOW)]
     observed: Annotated[int, Meta(ge=0, lt=2**53)]
-    drift: TextDrift = msgspec.field(default_factory=TextDrift)
     base: Annotated[dict[_Phrase, int], Meta(max_length=REMEMBERED)] = {}
     usual: Annotated[float, Meta(ge=0, lt=2**20)] = 0.0
     format: Annotated[int, Meta(ge=1, le=1)] = 1
@@ -337,7 +233,6 @@ class PhraseWatch:
     drifted: dict[str, float] = field(default_factory=dict)
     amplified: dict[str, float] = field(default_factory=dict)
     answer_format: AnswerFormat = "tags"
-    _drift: TextDrift = field(default_factory=TextDrift)
     _base: Counter[str] = field(default_factory=Counter)
     _own: RecentFingerprints = field(default_factory=lambda: RecentFingerprints(REMEMBERED))
     _foreign: RecentFingerprints = field(default_factory=lambda: RecentFingerprints(REMEMBERED))
@@ -355,7 +250,6 @@ class PhraseWatch:
     def observe_local(self, written: Iterable[tuple[str, Question]]) -> None:
         """Add completions that this node wrote, each with its question."""
         read = list(islice(written, LOCAL_A_ROUND))
-        self._drift.observe(text for text, _ in read)
         for text, question in read:
             phrases = self._phrases(text, question)
             if self._observed < BASE_LOCAL:
@@ -431,8 +325,7 @@ class PhraseWatch:
 
     @property
     def alarm(self) -> str:
-        """The foreign phrase that this node writes most, else how far its texts have drifted, in a sentence; "" if neither
-        applies."""
+        """The foreign phrase that this node writes most, in a sentence; "" if there is none."""
         if self.drifted:
             return (
                 f"This model now writes {_longest(self.drifted)} of its attempts, and never did before others sent it. Groups "
@@ -443,7 +336,7 @@ class PhraseWatch:
                 f"This model now writes {_longest(self.amplified)} of its attempts, and hardly ever did before it was trained. "
                 "Groups of others carry it. If that is not what you want, older weights: sapo-desktop runs"
             )
-        return self._drift.alarm
+        return ""
 
     def packed(self) -> KeptPhrases:
         """The whole state as a record."""
@@ -453,7 +346,6 @@ class PhraseWatch:
             taken=tuple(map(tuple, self._taken)),
             local=tuple(map(tuple, self._local)),
             observed=self._observed,
-            drift=self._drift.copy(),
             base=dict(self._base),
             usual=self._usual,
         )
@@ -461,14 +353,9 @@ class PhraseWatch:
     @staticmethod
     def unpacked(kept: KeptPhrases) -> PhraseWatch:
         """Inverse of packed()."""
-        own, foreign = (
-            known
-            if isinstance(known, bytes)
-            else b"".join(text_fingerprint(text).to_bytes(8, "little") for text in known)
-            for known in (kept.own, kept.foreign)
-        )
-        watch = PhraseWatch(_own=RecentFingerprints(REMEMBERED, own), _foreign=RecentFingerprints(REMEMBERED, foreign))
-        watch._observed, watch._drift, watch._usual = kept.observed, kept.drift.copy(), kept.usual
+        own, foreign = (RecentFingerprints(REMEMBERED, known) for known in (kept.own, kept.foreign))
+        watch = PhraseWatch(_own=own, _foreign=foreign)
+        watch._observed, watch._usual = kept.observed, kept.usual
         watch._base = Counter(kept.base)
         for found in kept.taken:
             watch._slide(watch._taken, watch._taught, frozenset(found), WINDOW)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sapo_swarm.errors import UnknownName
-from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.types import Group
 
 # From a group's rewards to the advantages of its completions. float64 throughout.
@@ -82,46 +79,11 @@ def leave_one_out(rewards: Rewards) -> Advantages:
 # uniform           the paper's open demo: sample uniformly, no filter
 # reward_guided     as uniform_nonzero, with weight p (1 - p) of the group's mean reward p: half-solved questions have
 #                   the largest policy gradient
-# novelty           as uniform_nonzero, with more weight on what this node has rarely trained on
 # none              no external groups
 # ================  ====================================================================================================
 
-ENDING = 64
-"""Characters at the end of a text that stand for its answer if it has no answer tags."""
-SEEN_KEPT = 16_384
-"""Keys whose counts are remembered: a week of fresh answers would grow without bound."""
-Seen = Mapping[str, int]
-"""Key of novelty_keys(group) -> times trained on."""
-
-
-def novelty_keys(group: Group) -> list[str]:
-    """The task, and each distinct correct answer to it: questions are always fresh, but what they teach is not."""
-    task = group.question.ref.dataset
-    answers = {extract_answer(r.text) or r.text[-ENDING:] for r in group.rollouts if r.reward >= 1.0}
-    return [task, *(f"{task}={answer}" for answer in sorted(answers))]
-
-
-def observe_trained(seen: Counter[str], groups: Iterable[Group]) -> None:
-    """Count groups that went into an update. At most SEEN_KEPT keys: those not trained on for longest are forgotten."""
-    for group in groups:
-        for key in novelty_keys(group):
-            seen[key] = seen.pop(key, 0) + 1  # the newest last
-    for key in list(islice(seen, max(0, len(seen) - SEEN_KEPT))):
-        del seen[key]
-
-
-def novelty_weights(groups: Sequence[Group], seen: Seen) -> NDArray[np.float64]:
-    """(N,) in (0, 1]: 1 for a task and answers never trained on, lower the more often they were.
-
-    The geometric mean of 1 / sqrt(1 + count) over the task and its answers, as a count-based exploration bonus (arXiv
-    1606.01868, section 2).
-    """
-    return np.array([np.exp(np.mean([-0.5 * np.log1p(seen.get(key, 0)) for key in novelty_keys(g)])) for g in groups])
-
-
-Strategy = Callable[[Sequence[Group], Seen], NDArray[np.float64]]
-"""(N,) non-negative weights of N groups, given what the node has trained on; 0 leaves a group out."""
-NOTHING: Seen = {}
+Strategy = Callable[[Sequence[Group]], NDArray[np.float64]]
+"""(N,) non-negative weights of N groups; 0 leaves a group out."""
 
 
 def has_advantage(group: Group) -> bool:
@@ -129,26 +91,21 @@ def has_advantage(group: Group) -> bool:
     return reward_std(as_rewards(group.rewards)) >= MIN_SPREAD
 
 
-def _uniform(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+def _uniform(groups: Sequence[Group]) -> NDArray[np.float64]:
     return np.ones(len(groups))
 
 
-def _uniform_nonzero(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+def _uniform_nonzero(groups: Sequence[Group]) -> NDArray[np.float64]:
     return np.array([float(has_advantage(g)) for g in groups])
 
 
-def _reward_guided(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+def _reward_guided(groups: Sequence[Group]) -> NDArray[np.float64]:
     means = np.array([np.mean(g.rewards) for g in groups])
     floor = 1e-3  # a group with a mean of (almost) 0 or 1 stays possible
     return _uniform_nonzero(groups) * np.maximum(means * (1.0 - means), floor)
 
 
-def _novelty(groups: Sequence[Group], seen: Seen = NOTHING) -> NDArray[np.float64]:
-    weights: NDArray[np.float64] = _uniform_nonzero(groups) * novelty_weights(groups, seen)
-    return weights
-
-
-def _none(groups: Sequence[Group], _seen: Seen = NOTHING) -> NDArray[np.float64]:
+def _none(groups: Sequence[Group]) -> NDArray[np.float64]:
     return np.zeros(len(groups))
 
 
@@ -156,7 +113,6 @@ STRATEGIES: dict[str, Strategy] = {
     "uniform_nonzero": _uniform_nonzero,
     "uniform": _uniform,
     "reward_guided": _reward_guided,
-    "novelty": _novelty,
     "none": _none,
 }
 
@@ -175,7 +131,6 @@ def sample_external(
     random: np.random.Generator,
     sampling: str = "uniform_nonzero",
     per_source: int | None = 1,
-    seen: Seen = NOTHING,
 ) -> list[Group]:
     """Up to `wanted` groups of the pool, without replacement, at most per_source of one node (None: no cap).
 
@@ -187,7 +142,7 @@ def sample_external(
     if not pool or wanted == 0:
         find_strategy(sampling)
         return []
-    weights = np.array(find_strategy(sampling)(pool, seen), dtype=np.float64)
+    weights = np.array(find_strategy(sampling)(pool), dtype=np.float64)
     taken: dict[str, int] = {}
     chosen: list[Group] = []
     while len(chosen) < wanted and weights.sum() > 0:
@@ -296,17 +251,15 @@ def assemble_batch(
     rule: AdvantageRule,
     sampling: str = "uniform_nonzero",
     per_source: int | None = 1,
-    seen: Seen = NOTHING,
 ) -> list[Group]:
     """What one update trains on: I local and then J external groups, with their advantages.
 
-    seen: what the node has trained on, for the strategy `novelty`. If fewer than J survive, spare local groups, unfiltered
-    like the rest, fill the batch up to I + J as far as the node generated any. J may exceed I: what limits a hostile source
-    is per_source, the log-probability floor and the tripwire, not a share of the batch (the measured default for larger
+    If fewer than J survive, spare local groups, unfiltered like the rest, fill the batch up to I + J as far as the node
+    generated any. J may exceed I: what limits a hostile source is per_source, the log-probability floor and the tripwire, not a share of the batch (the measured default for larger
     models is 2/8). Raises UnknownName, ValueError.
     """
     total = local_wanted + external_wanted
-    external = sample_external(pool, external_wanted, random, sampling, per_source, seen)
+    external = sample_external(pool, external_wanted, random, sampling, per_source)
     chosen = sample_self(local, local_wanted, random)
     used = {id(group) for group in chosen}
     spare = [group for group in local if id(group) not in used]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,35 +36,6 @@ async def test_a_node_alone_replays_its_successes_and_samples_by_difficulty_and_
     assert max(e.figures["replayed"] for e in replayed) <= 2
     assert all(e.external_groups == 0 and e.reward_batch == e.reward_local for e in events), "replay is in no reward"
     assert any(e.tokens_trained > e.tokens_generated for e in replayed), "but it is trained on"
-
-
-async def test_hard_questions_get_more_attempts_from_the_same_budget_and_a_run_resumes_exactly(
-    scorer: Scorer, play: Play, tmp_path: Path
-) -> None:
-    batches: list[Sequence[TrainSample]] = []
-
-    class Recording(FakeEngine):
-        """The engine, and what it was given."""
-
-        def update(self, batch: Sequence[TrainSample], *rest: Any, **named: Any) -> UpdateStats:
-            batches.append(batch)
-            return super().update(batch, *rest, **named)
-
-    arm = {"name": "a", "external_groups": 0, "group_sizes": "adaptive"}
-    found = experiment([arm], {"rounds": 8, "local_groups": 6, "group_size": 6})
-    alone = experiment([arm], {"rounds": 8, "local_groups": 6, "group_size": 6}, nodes=1)
-    request = LoadRequest(model="fake", method="full")
-    await run_arm(alone, alone.arm("a"), 1, tmp_path, scorer, lambda config: Recording(request), lambda progress: None)
-    assert [len(batch) for batch in batches] == [36] * 8
-    sizes = [[len(list(some)) for _, some in groupby(batch, lambda sample: sample.prompt)] for batch in batches]
-    assert sizes[0] == [6] * 6, "nothing is known yet"
-    assert any(set(row) != {6} for row in sizes)
-    await play(found, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        await play(found, tmp_path / "broken", 5)
-    await play(found, tmp_path / "broken")
-    for node in range(4):
-        assert learning(tmp_path / "broken", node) == learning(tmp_path / "whole", node)
 
 
 async def test_of_replayed_groups_only_positive_advantages_are_trained_on(scorer: Scorer, tmp_path: Path) -> None:

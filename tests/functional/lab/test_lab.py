@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from tests.support.lab_runs import RUN, Play, Stopped, build, experiment, learning, play, rounds_of, scorer
@@ -17,7 +16,6 @@ from tests.support.watched_node import CALM
 
 from sapo_lab.__main__ import main as cli
 from sapo_lab.report.results import load_run
-from sapo_lab.running.checkpoint import SwarmState
 from sapo_lab.running.nodes import open_node
 from sapo_lab.running.run import run_folder
 from sapo_lab.schema import BadExperiment, parse_experiment
@@ -36,7 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_an_interrupted_run_goes_on_and_computes_what_an_uninterrupted_one_does(
     play: Play, tmp_path: Path
 ) -> None:
-    found = experiment([{"name": "a", "staleness": 1, "pool_rounds": 2, "sampling": "novelty", "adaptive": True}])
+    found = experiment([{"name": "a", "staleness": 1, "pool_rounds": 2, "adaptive": True}])
     whole = await play(found, tmp_path / "whole")
     for stop_after in (1, 3):
         with pytest.raises(Stopped):
@@ -45,15 +43,6 @@ async def test_an_interrupted_run_goes_on_and_computes_what_an_uninterrupted_one
     assert again.tokens == whole.tokens
     for node in range(4):
         assert learning(tmp_path / "broken", node) == learning(tmp_path / "whole", node)
-
-
-async def test_what_was_trained_on_is_remembered_only_for_the_strategy_that_asks(play: Play, tmp_path: Path) -> None:
-    for sampling in ("uniform_nonzero", "novelty"):
-        with pytest.raises(Stopped):
-            await play(experiment([{"name": "a", "sampling": sampling}]), tmp_path / sampling, 2)
-        (found,) = (tmp_path / sampling).rglob("state.json")
-        kept = [node.seen for node in msgspec.json.decode(found.read_bytes(), type=SwarmState).nodes]
-        assert any(kept) == (sampling == "novelty")
 
 
 async def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(play: Play, tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_names_that_a_registry_has_are_chosen_and_not_typed(tmp_path: Path) -> N
     choices = {row.key: row.choices for row in editing.setting_rows(tmp_path / "config.toml")}
     assert "maxrl" in choices["run.algorithm"]
     assert "library" in choices["run.preset"]
-    assert "novelty" in choices["run.sampling"]
+    assert "reward_guided" in choices["run.sampling"]
 
 
 @pytest.mark.parametrize("schema", [RunConfig, ResourceLimits, CoordinatorSettings, ArmConditions])

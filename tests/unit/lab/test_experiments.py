@@ -32,7 +32,7 @@ def test_every_experiment_that_ships_is_valid_and_asks_a_question(name: str) -> 
         ({"arms": [{"name": "a", "external_group": 4}]}, "Did you mean 'external_groups'"),
         ({"conditions": {"churm": 0.5}}, "Did you mean 'churn'"),
         ({"arms": [{"name": "a", "against": ["b"]}]}, "no arm 'b'"),
-        ({"arms": [{"name": "a", "sampling": "novelity"}]}, "Did you mean 'novelty'"),
+        ({"arms": [{"name": "a", "sampling": "uniform_nonzer"}]}, "Did you mean 'uniform_nonzero'"),
         ({"arms": [{"name": "a", "algorithm": "grop"}]}, "Did you mean 'grpo'"),
         ({"arms": [{"name": "a", "tasks": ["bff"]}]}, "Did you mean 'bf'"),
         ({"arms": [{"name": "a"}, {"name": "a"}]}, "twice"),

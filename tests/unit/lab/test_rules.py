@@ -23,8 +23,6 @@ from sapo_lab.running.adaptive import (
 )
 from sapo_lab.running.pool import GroupHistory, SharedGroup, as_shared_groups
 from sapo_lab.schema import ArmConditions, parse_experiment
-from sapo_swarm.sapo import training_batch as sample_external_module
-from sapo_swarm.sapo.training_batch import novelty_weights, observe_trained, sample_external
 from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
@@ -128,29 +126,7 @@ def test_what_others_see_carries_no_advantage() -> None:
     assert seen.size == 1000
 
 
-# Novelty and adaptive I/J
-
-
-def test_what_was_trained_on_is_remembered_for_so_many_answers_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every question has a fresh answer: a week of them must not stay in memory. What comes again stays."""
-    monkeypatch.setattr(sample_external_module, "SEEN_KEPT", 8)
-    seen: Counter[str] = Counter()
-    for number in range(50):
-        observe_trained(seen, [group(number, answer=str(number)), group(number, answer="always")])
-    assert len(seen) == 8
-    assert (seen["bf"], seen["bf=always"], seen["bf=49"], seen["bf=1"]) == (100, 50, 1, 0)
-
-
-def test_novelty_prefers_tasks_and_answers_that_were_rarely_trained_on() -> None:
-    seen: Counter[str] = Counter()
-    assert novelty_weights([group(1)], seen) == pytest.approx([1.0])
-    observe_trained(seen, [group(n) for n in range(20)])
-    often, other_answer, other_task = novelty_weights([group(1), group(2, answer="7"), group(3, task="arc_1d")], seen)
-    assert often < other_answer < other_task == 1.0
-    pool = [group(1, "a"), group(2, "b", "arc_1d")]
-    random = np.random.default_rng(0)
-    first = Counter(sample_external(pool, 1, random, "novelty", seen=seen)[0].node for _ in range(500))
-    assert first["b"] > 4 * first["a"]
+# Adaptive I/J
 
 
 def test_where_own_questions_carry_signal_nothing_is_taken_from_others() -> None:
