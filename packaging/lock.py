@@ -24,7 +24,7 @@ from setup_venv import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "packaging" / "requirements.lock"
-EXTRAS = ("torch", "redis", "serve", "lan")
+EXTRAS = ("torch", "redis", "serve")
 """What an installed app may have; tools of developers are not in it."""
 TOOLS = ROOT / "packaging" / "tools.lock"
 TOOL_EXTRAS = ("dev", "lab", "mlx", "4bit")

@@ -61,11 +61,6 @@ class Home:
         return self.data / "models"
 
     @property
-    def runs(self) -> Path:
-        """Runs of versions without models; each becomes a model at the next start (services.models.shelf.adopt.migrate_runs)."""
-        return self.data / "runs"
-
-    @property
     def tasks(self) -> Path:
         """The user's custom tasks, one folder each."""
         return self.data / "tasks"

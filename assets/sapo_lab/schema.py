@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.algorithms.base import load_algorithm
+from sapo_swarm.algorithms import load_algorithm
 from sapo_swarm.config import MOST_ROUNDS, RunConfig
 from sapo_swarm.errors import SwarmError, UnknownName, suggest_names
 from sapo_swarm.sapo.training_batch import find_strategy

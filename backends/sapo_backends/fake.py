@@ -460,7 +460,7 @@ class FakeEngine(Engine):
         (folder / "fake.json").write_text(json.dumps({"steps": self._steps}), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Also restores folders from before the optimizer had its own file."""
+        """See Engine.restore."""
         try:
             saved = load_file(folder / "fake.safetensors")
             steps = int(json.loads((folder / "fake.json").read_text(encoding="utf-8"))["steps"])

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sapo_swarm.algorithms.base import TINY, local_groups
+from sapo_swarm.algorithms import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks.catalogue import task_tokens
 

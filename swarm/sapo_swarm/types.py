@@ -95,7 +95,7 @@ class Group(msgspec.Struct, frozen=True):
     """A question with its rollouts, as this node holds it.
 
     node: who generated the completions ("" = this node), in that node's round `step`, as it says. advantages: as used in the
-    last update, empty if unused. stage: in journals of earlier versions, the second part of a round that asked for it.
+    last update, empty if unused.
     """
 
     question: Question
@@ -105,7 +105,6 @@ class Group(msgspec.Struct, frozen=True):
     model: str = ""
     advantages: tuple[float, ...] = ()
     step: int = 0
-    stage: str = ""
 
     @property
     def external(self) -> bool:

@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 from sapo_backends.base import Sampling, TrainSample  # noqa: E402
 from sapo_backends.registry import get_backend  # noqa: E402
 from sapo_desktop.services.machine import load_request  # noqa: E402
-from sapo_swarm.algorithms.base import learning_rate, load_algorithm  # noqa: E402
+from sapo_swarm.algorithms import learning_rate, load_algorithm  # noqa: E402
 from sapo_swarm.config import RunConfig  # noqa: E402
 from sapo_swarm.evaluation import held_out_items  # noqa: E402
 from sapo_swarm.node.rollouts import prompt_ids  # noqa: E402

@@ -166,7 +166,7 @@ class ScriptedChat:
 
 
 class ScriptedSwarms:
-    """One directory with two swarms, one task on offer, a coordinator nearby; nothing can be joined for real."""
+    """One directory with two swarms, one task on offer; nothing can be joined for real."""
 
     def __init__(self) -> None:
         self.runs = False
@@ -216,9 +216,6 @@ class ScriptedSwarms:
 
     async def accept(self, task: OfferedTask) -> str:
         return f"Accepted {task.name}"
-
-    async def nearby(self) -> tuple[str, ...]:
-        return ("192.0.2.7:8777",)
 
 
 class ScriptedTasks:

@@ -198,8 +198,8 @@ class DashboardState(msgspec.Struct, frozen=True):
 
     @property
     def besides(self) -> str:
-        """The node's sentence after its first phrase: which rule slows it, until when it overrides the rules, what was requested
-        and will happen once its model is open."""
+        """The node's sentence after its first phrase: which rule slows it, until when it overrides the rules, what was
+        requested and will happen once its model is open."""
         return self.sentence.partition(" · ")[2]
 
     @property
@@ -244,7 +244,7 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
         case RoundFinished():
             state = _round_finished(state, event)
         case GroupRecorded():
-            state = replace(_group(state, event), groups=state.groups.append(event))
+            state = replace(state, groups=state.groups.append(event))
         case FirstSuccess():
             state = _first_success(state, event)
         case Evaluated():
@@ -347,15 +347,6 @@ def _phase(state: DashboardState, event: Phase) -> DashboardState:
         phases=(*phases, event.phase) if new else phases,
         phase_since=event.time if new else state.phase_since,
     )
-
-
-def _group(state: DashboardState, event: GroupRecorded) -> DashboardState:
-    """Record a first success from a journal older than the FirstSuccess event, which marks the group instead."""
-    task = event.group.question.ref.dataset
-    trail = state.trails.get(task)
-    if not event.first_solved or (trail is not None and trail.solved is not None and trail.solved.round >= 0):
-        return state
-    return _first_success(state, FirstSuccess(time=event.time, round=event.round, task=task))
 
 
 def _first_success(state: DashboardState, event: FirstSuccess) -> DashboardState:

@@ -129,7 +129,7 @@ def _held_out(state: DashboardState) -> list[str]:
     if latest is None:
         so_far = plain_text(before_measurement(state), 400)
         return [f"Held-out: no measurement yet. {so_far or 'The first one is the base to compare with'}"]
-    before = base_scores(latest, state.base)
+    before = base_scores(latest)
     rows = [evaluation_sentence(latest)]
     scores = []
     for score in latest.tasks:

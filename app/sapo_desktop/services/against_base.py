@@ -72,10 +72,6 @@ def describe_greedy(event: Evaluated) -> str:
     return f"{text}, {against}" if against else text
 
 
-def base_scores(event: Evaluated, first: Evaluated | None) -> dict[str, float]:
-    """Task -> the base's pass@1 on the same items, where it is known. first: the base's own evaluation, for results from
-    versions that did not record it."""
-    same = first is not None and (first.items, first.temperature) == (event.items, event.temperature)
-    older = same and event.round > 0 and not event.base_missing
-    noted = {score.task: score.pass_at_1 for score in first.tasks} if first is not None and older else {}
-    return noted | {score.task: score.base for score in event.tasks if score.base is not None}
+def base_scores(event: Evaluated) -> dict[str, float]:
+    """Task -> the base's pass@1 on the same items, where it is known."""
+    return {score.task: score.base for score in event.tasks if score.base is not None}

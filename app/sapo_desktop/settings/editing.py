@@ -102,7 +102,7 @@ def describe_unknown_keys(path: Path) -> tuple[str, ...]:
 
 def _names() -> dict[str, tuple[str, ...]]:
     """Key -> allowed names, for settings whose names come from a registry and not from the schema."""
-    from sapo_swarm.algorithms.base import ALGORITHMS
+    from sapo_swarm.algorithms import ALGORITHMS
     from sapo_swarm.sapo.training_batch import STRATEGIES
 
     return {

@@ -12,7 +12,7 @@ import msgspec
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.settings import SettingField, Settings, format_value, schema_fields, split_lists
-from sapo_swarm.config import REASONING_TOKENS, RENAMED, RunConfig
+from sapo_swarm.config import REASONING_TOKENS, RunConfig
 from sapo_swarm.errors import suggest_names
 
 if TYPE_CHECKING:
@@ -33,12 +33,7 @@ def add_run_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -
     group = parser.add_argument_group(
         "the run (what is not given: as the model has it, a new one from the settings file)"
     )
-    chosen = [field for field in schema_fields(RunConfig) if not only or field.key in only]
-    add_flags(group, chosen)
-    for old, now in RENAMED.items():  # scripts with the earlier flag still run
-        if not only or now in only:
-            flag = f"--{old.replace('_', '-')}"
-            group.add_argument(flag, dest=now, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_flags(group, (field for field in schema_fields(RunConfig) if not only or field.key in only))
 
 
 def add_flags(parser: argparse._ActionsContainer, fields: Iterable[SettingField]) -> None:
@@ -149,7 +144,7 @@ def _reasons(config: RunConfig, look: Look) -> bool:
 def check_config(config: RunConfig) -> None:
     """Check names that the schema cannot. Raises UsageError, BadTask, UnknownTask with the nearest match."""
     from sapo_backends import registry
-    from sapo_swarm.algorithms.base import load_algorithm
+    from sapo_swarm.algorithms import load_algorithm
     from sapo_swarm.sapo.training_batch import find_strategy
     from sapo_swarm.tasks import catalogue
 

@@ -14,7 +14,7 @@ from sapo_lab.conditions import is_hostile, node_key, node_tasks, round_robin_va
 from sapo_lab.running.adaptive import AdaptiveRule, BatchSplit
 from sapo_lab.running.pool import Mailbox
 from sapo_lab.schema import Arm, Experiment
-from sapo_swarm.algorithms.base import learning_rate, load_algorithm
+from sapo_swarm.algorithms import learning_rate, load_algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineThread

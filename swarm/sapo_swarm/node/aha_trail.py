@@ -111,8 +111,6 @@ def update_trails(trails: Trails, event: Event) -> Trails:
     match event:
         case FirstSuccess():
             changed = [_told(trails.get(event.task, AhaTrail(event.task)), event)]
-        case GroupRecorded(first_solved=True):
-            changed = _solved_before(trails, event)
         case RoundFinished():
             changed = _trained(trails, event)
         case SwarmUpdated():
@@ -134,15 +132,6 @@ def _told(trail: AhaTrail, event: FirstSuccess) -> AhaTrail:
     if event.node:
         return replace(trail, received=event, name="")
     return replace(trail, solved=event, taught=event.taught, since=event.since, until=event.until)
-
-
-def _solved_before(trails: Trails, event: GroupRecorded) -> list[AhaTrail]:
-    """For journals older than FirstSuccess, which hold nothing else; in newer ones the success is known already."""
-    task = event.group.question.ref.dataset
-    known = trails.get(task, AhaTrail(task))
-    if known.solved is not None and known.solved.round != UNKNOWN:
-        return []
-    return [replace(known, solved=FirstSuccess(time=event.time, round=event.round, task=task))]
 
 
 def _opened(trails: Trails, event: RunStarted) -> Trails:

@@ -131,13 +131,11 @@ class NoRoom(OSError):
 class CheckpointState(msgspec.Struct, frozen=True):
     """rounds_done: rounds that led to these weights. digests: SHA-256 of every file of engine/; those named in
     `optimizer` may be missing. weights, parent: the hash chain (events.CheckpointSaved). rollbacks: how often the
-    held-out tripwire had restored older weights (see node.guard). restored: see events.CheckpointSaved. events: those
-    of the last round, in format 1 only."""
+    held-out tripwire had restored older weights (see node.guard). restored: see events.CheckpointSaved."""
 
     rounds_done: int
     model: str
     digests: dict[str, str]
-    events: tuple[msgspec.Raw, ...] = ()
     solved: tuple[str, ...] = ()
     rollbacks: int = 0
     format: int = 1
@@ -413,8 +411,8 @@ def read_state(path: Path) -> CheckpointState:
 
 
 def has_optimizer(path: Path, state: CheckpointState) -> bool:
-    """Whether the optimizer's state is stored beside the weights (in format 1 it always is)."""
-    return state.format < 2 or (bool(state.optimizer) and all((path / "engine" / n).exists() for n in state.optimizer))
+    """Whether the optimizer's state is stored beside the weights."""
+    return bool(state.optimizer) and all((path / "engine" / n).exists() for n in state.optimizer)
 
 
 def _optimizer_of(path: Path) -> list[Path]:

@@ -249,16 +249,6 @@ async def evaluate_questions(
     return begun.results
 
 
-async def give_to_all(scorer: Scorer, refs: Sequence[TaskRef], completion: str) -> list[bool]:
-    """Strict verdicts of one completion on every item that regenerates here, in order. Raises ScorerUnavailable."""
-    verdicts: list[bool] = []
-    for start in range(0, len(refs), BATCH):
-        questions = await scorer.questions(refs[start : start + BATCH])
-        batch = [(q.ref, (completion,)) for q in questions if isinstance(q, Question)]
-        verdicts += [scored.rewards[0] == 1.0 for scored in await scorer.score_local(batch)]
-    return verdicts
-
-
 async def sample_completions(
     host: EngineThread,
     scorer: Scorer,

@@ -17,7 +17,7 @@ import msgspec
 
 from sapo_backends.base import PolicyUpdate, Sampling, TokenSequence
 from sapo_backends.errors import Cancelled
-from sapo_swarm.algorithms.base import examples_rate
+from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasured
 from sapo_swarm.node import known_successes

@@ -182,8 +182,6 @@ def copy_state(
         ) from error
     if not now_state.weights:
         raise CannotGoBack("This model has no trained weights of its own: there is nothing to go back to.")
-    if not state.weights:
-        raise CannotGoBack(f"Checkpoint {source.name} was written by an older version. Choose another one.")
     if state.weights == now_state.weights:
         raise CannotGoBack(
             f"The weights of round {target} are those that the model has now (round {rounds_of(now)}). Nothing was done."

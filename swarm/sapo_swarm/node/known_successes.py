@@ -94,11 +94,11 @@ def collect_candidates(
 
 
 def _of_group(group: Group) -> list[SuccessCandidate]:
-    """The group's right texts. None from a stage, whose prompts may hold more than the question, and no episodes."""
+    """The group's right texts; no episodes."""
     writer: Writer = "others" if group.external else "own"
     return [
         SuccessCandidate(group.question.ref, rollout.text, writer)
-        for rollout in (() if group.stage else group.rollouts)
+        for rollout in group.rollouts
         if rollout.reward == 1.0 and rollout.finish == "stop" and not rollout.shortcut and not rollout.turns
     ]
 

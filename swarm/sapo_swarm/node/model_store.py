@@ -25,7 +25,6 @@ from sapo_swarm.node.checkpoints import (
     has_optimizer,
     read_state,
     rounds_of,
-    weights_digest,
 )
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import EventBus, Journal
@@ -132,7 +131,7 @@ class ModelStore:
         """Load the weights of a checkpoint, then repeat the updates that followed it. In the engine's thread."""
         if engine.info.trainable:
             engine.restore(path / "engine")
-        self.weights = state.weights or weights_digest(state.digests, engine.optimizer_files)
+        self.weights = state.weights
         self.rollbacks, self.saved_rounds, self._saved_at = state.rollbacks, state.rounds_done, self.clock()
         self.rounds_done, self.solved, self.restored = state.rounds_done, frozenset(state.solved), state.restored
         self.disk = self.checkpoints.used()
@@ -148,8 +147,6 @@ class ModelStore:
         """Add to the journal what is in the weights but not in it, and roll back what is in it but not in the weights."""
         last = await asyncio.to_thread(self.journal.last_round)
         events = [decode_event(line) for update in redone if update.round > last for line in update.events]
-        if not redone and last < state.rounds_done - 1:  # format 1: killed between the checkpoint and the journal
-            events = [decode_event(bytes(raw)) for raw in state.events]
         newest = await asyncio.to_thread(self.journal.newest, "checkpoint")
         told = (newest.weights, newest.restored) if isinstance(newest, CheckpointSaved) else ("", -1)
         if state.weights and told != (state.weights, state.restored):
@@ -274,7 +271,7 @@ class ModelStore:
         checkpoint = self.checkpoints.intact(best[0]) if best else None
         if checkpoint is None:
             return self.weights
-        return checkpoint[1].weights or weights_digest(checkpoint[1].digests, self.host.engine.optimizer_files)
+        return checkpoint[1].weights
 
     def due(self) -> bool:
         """Whether enough time and rounds passed since the last checkpoint for another."""

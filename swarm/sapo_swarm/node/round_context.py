@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sapo_backends.base import Completion, PolicyUpdate, Sampling, TrainSample, UpdateStats
-from sapo_swarm.algorithms.base import Algorithm
+from sapo_swarm.algorithms import Algorithm
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, State
 from sapo_swarm.node.engine_thread import EngineThread
@@ -112,7 +112,7 @@ def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int)
         if not isinstance(event, GroupRecorded) or event.round >= rounds_done:
             continue
         group, ref = event.group, event.group.question.ref
-        if not group.stage and ref.dataset in config.tasks and (imitates or not group.external):
+        if ref.dataset in config.tasks and (imitates or not group.external):
             by_round.setdefault(event.round, {})[(group.node, ref.label)] = group
     for round_number, groups in sorted(by_round.items()):
         memory.observe(config, round_number, [group for group in groups.values() if not group.external])

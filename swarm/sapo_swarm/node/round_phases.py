@@ -15,7 +15,7 @@ import numpy as np
 
 from sapo_backends.base import PolicyUpdate, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
 from sapo_backends.errors import Cancelled
-from sapo_swarm.algorithms.base import AFTER_EXAMPLES, examples_rate, rate_share
+from sapo_swarm.algorithms import AFTER_EXAMPLES, examples_rate, rate_share
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.rollouts import (

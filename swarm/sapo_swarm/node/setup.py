@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from sapo_backends.base import Engine, EngineInfo, Progress
-from sapo_swarm.algorithms.base import groups_of_a_source, learning_rate, load_algorithm
+from sapo_swarm.algorithms import groups_of_a_source, learning_rate, load_algorithm
 from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_swarm.algorithms.base import groups_of_a_source
+from sapo_swarm.algorithms import groups_of_a_source
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node import aha_trail
 from sapo_swarm.node.clock import steady_seconds

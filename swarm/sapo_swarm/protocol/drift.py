@@ -1,4 +1,5 @@
-"""Whether a node's writing changes under others' teaching: phrases that they introduced, and sources whose texts it would hardly ever write itself."""
+"""Whether a node's writing changes under others' teaching: phrases that they introduced, and sources whose texts it would
+hardly ever write itself."""
 
 from __future__ import annotations
 
@@ -213,7 +214,8 @@ _Known = Annotated[bytes, Meta(max_length=16 * REMEMBERED)]
 
 
 class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved PhraseWatch. own, foreign: from RecentFingerprints.to_bytes(). taken, local: windows, oldest first. base: how many completions of the base held a phrase, for those that are not rare."""
+    """A saved PhraseWatch. own, foreign: from RecentFingerprints.to_bytes(). taken, local: windows, oldest first. base: how
+    many completions of the base held a phrase, for those that are not rare."""
 
     own: _Known
     foreign: _Known

@@ -255,8 +255,8 @@ def assemble_batch(
     """What one update trains on: I local and then J external groups, with their advantages.
 
     If fewer than J survive, spare local groups, unfiltered like the rest, fill the batch up to I + J as far as the node
-    generated any. J may exceed I: what limits a hostile source is per_source, the log-probability floor and the tripwire, not a share of the batch (the measured default for larger
-    models is 2/8). Raises UnknownName, ValueError.
+    generated any. J may exceed I: what limits a hostile source is per_source, the log-probability floor and the tripwire, not
+    a share of the batch (the measured default for larger models is 2/8). Raises UnknownName, ValueError.
     """
     total = local_wanted + external_wanted
     external = sample_external(pool, external_wanted, random, sampling, per_source)

@@ -58,8 +58,8 @@ class TripwireState(msgspec.Struct, frozen=True):
     best: the mark that later results are compared with; best_greedy: the best at temperature 0, which is only kept. evidence:
     in nats, that the current weights lost FALL of it. suspect: a result with which the evidence became enough for a closer
     look. taking: external groups are taken. trips: how often the wire tripped. restored: rounds of the checkpoint that was
-    restored last. sentence: why nothing is taken, else "". tasks, held_out: of the session (RunStarted): best, suspect and
-    evidence are results on its questions.
+    restored last. sentence: why nothing is taken, else "". held_out: of the session (RunStarted): best, suspect and evidence
+    are results on its questions.
     """
 
     best: HeldOut | None = None
@@ -70,7 +70,6 @@ class TripwireState(msgspec.Struct, frozen=True):
     trips: int = 0
     restored: int = 0
     sentence: str = ""
-    tasks: tuple[str, ...] = ()
     held_out: str = ""
 
 
@@ -126,17 +125,15 @@ def regular_results(events: Iterable[object], items: int) -> dict[int, Evaluated
 
 
 def _same_questions(watch: TripwireState, event: RunStarted) -> bool:
-    """The session asks the same questions as earlier ones. Sessions of versions that did not name their questions go by their
-    tasks."""
-    named = watch.held_out and event.held_out
-    return watch.held_out == event.held_out if named else watch.tasks in ((), tuple(sorted(event.tasks)))
+    """The session asks the same questions as earlier ones, if there were any."""
+    return watch.held_out in ("", event.held_out)
 
 
 def _opened(watch: TripwireState, event: RunStarted) -> TripwireState:
     """A session that asks other held-out questions starts without a mark: results on different questions cannot be compared.
     Decisions about external groups remain in force."""
     same = _same_questions(watch, event)
-    watch = msgspec.structs.replace(watch, tasks=tuple(sorted(event.tasks)), held_out=event.held_out)
+    watch = msgspec.structs.replace(watch, held_out=event.held_out)
     return watch if same else msgspec.structs.replace(watch, best=None, best_greedy=None, suspect=None, evidence=0.0)
 
 

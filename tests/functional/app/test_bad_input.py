@@ -162,19 +162,6 @@ def test_eval_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
     assert "sapo-desktop new my-model" in done.stderr
 
 
-def test_an_answer_without_a_task_says_what_is_missing_and_with_one_is_judged_on_every_question(tmp_path: Path) -> None:
-    done = sapo(tmp_path, "tasks", "--answer", "7")
-    assert done.returncode == 2
-    assert "--answer needs a task" in done.stderr
-    done = sapo(
-        tmp_path, "tasks", "calendar_arithmetic", "--preset", "starter", "--answer", "Friday\x1b[2J", "--items", "5"
-    )
-    assert done.returncode == 0
-    assert done.stdout.startswith(
-        "Friday·[2J: right on 0 of 5 held-out questions of calendar_arithmetic (starter), 0.0 %"
-    )
-
-
 def test_a_recording_with_a_broken_line_is_named(tmp_path: Path) -> None:
     recording = tmp_path / "run.jsonl"
     recording.write_text('{"kind":"log","level":"info","text":"x"}\n{"kind":\n')

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.archives import unpack
-from tests.support.node_process import calm, sapo
-from tests.support.swarm_process import coordinator, journal, rounds
+from tests.support.node_process import sapo
+from tests.support.swarm_process import coordinator, journal
 
 from sapo_desktop import settings
 from sapo_swarm.coordinator.store.sqlite import SQLiteStore
-from sapo_swarm.events import Evaluated, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
-from sapo_swarm.node.journal import read_only
+from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.protocol.invite import parse_invite
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "before_rooms"
-RUN = "20261123-191204-starter"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A home with the run of before."""
-    unpack(FIXTURES / "run.tar.xz", tmp_path / "data" / "runs")
-    return tmp_path
 
 
 def test_a_settings_file_of_before_is_read_and_rewritten_with_one_notice(
@@ -53,34 +42,6 @@ def test_a_verb_over_such_a_file_says_so_in_one_line(tmp_path: Path) -> None:
     assert first.stderr.count("\n") == 1
     assert "run.own_groups is called run.local_groups now" in first.stderr
     assert sapo(tmp_path, "config", "get", "run.local_groups").stderr == ""
-
-
-def test_the_run_of_before_becomes_a_model_with_its_settings(home: Path) -> None:
-    done = sapo(home, "models", "--json")
-    assert done.returncode == 0, done.stderr
-    (model,) = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (model["base"], model["rounds"]) == ("starter", 5)
-
-
-def test_its_journal_tells_its_rounds_groups_and_evaluations(home: Path) -> None:
-    story = read_only(home / "data" / "runs" / RUN / "journal.db")
-    done = [event for event in story if isinstance(event, RoundFinished)]
-    assert [event.round for event in done] == [0, 1, 2, 3, 4]
-    assert {event.local_groups for event in done} == {4}
-    assert any(event.nonzero_groups for event in done)
-    assert next(event.local_groups for event in story if isinstance(event, RunStarted)) == 4
-    assert any(isinstance(event, Evaluated) and event.delta is not None for event in story)
-    groups = [event.group for event in story if isinstance(event, GroupRecorded)]
-    assert len(groups) == 20
-    assert {group.source for group in groups} == {"own"}
-
-
-def test_it_goes_on_from_its_checkpoint(home: Path) -> None:
-    calm(home)
-    done = sapo(home, "node", "--silo", "--rounds", "7")
-    assert done.returncode == 0, done.stderr
-    assert "Resumed after round 5" in done.stdout
-    assert [event.round for event in rounds(journal(home))] == list(range(7))
 
 
 async def test_the_swarm_of_before_opens_with_its_invite_its_member_and_its_groups(tmp_path: Path) -> None:

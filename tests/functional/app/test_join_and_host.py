@@ -27,7 +27,7 @@ from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.nodes import children, supervisor
-from sapo_desktop.services.swarms import directories, hosting, membership
+from sapo_desktop.services.swarms import hosting, membership
 from sapo_desktop.services.swarms.actions import HomeActions
 from sapo_desktop.services.swarms.interface import HostedSwarm
 from sapo_swarm.events import RunStarted
@@ -227,21 +227,3 @@ async def test_an_invite_is_shown_whole(home: Home, size: tuple[int, int]) -> No
         box = app.screen.query_one(".hosted")
         assert box.region.bottom <= size[1]
         assert box.virtual_size.height <= box.size.height, "the dialog is not cut"
-
-
-async def test_a_coordinator_announces_itself_on_the_network_as_a_hint() -> None:
-    """Found by name and port; nothing else is told. Skipped where the machine has no multicast."""
-    pytest.importorskip("zeroconf")
-    try:
-        async with directories.announce_coordinator("friends of Ada", 7361, ["127.0.0.1"]):
-            found = await directories.look_lan(2.0)
-    except OSError as error:
-        pytest.skip(f"no multicast here: {error}")
-    if not found:
-        pytest.skip("multicast does not come back on this machine")
-    assert "127.0.0.1:7361" in found
-
-
-async def test_looking_around_finds_nothing_and_says_nothing() -> None:
-    async with asyncio.timeout(100):
-        assert isinstance(await directories.look_lan(0.1), tuple)

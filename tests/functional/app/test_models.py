@@ -10,20 +10,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.support.archives import unpack
 from tests.support.node_process import calm, sapo
 from tests.support.swarm_process import coordinator
 
 from sapo_desktop.commands.nodes.dashboard import is_new
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.pieces import CUT
-from sapo_desktop.services.models.shelf import adopt, history, keeping, store
+from sapo_desktop.services.models.shelf import history, keeping, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.events import CheckpointSaved, RoundFinished, RunStarted
 from sapo_swarm.node.journal import read_only
 
-BEFORE = Path(__file__).resolve().parents[2] / "fixtures" / "before_rooms" / "run.tar.xz"
-OLD_RUN = "20261123-191204-starter"
 NEW = ("--base", "fake", "--trainer", "fake", "--tasks", "basic_arithmetic", "--local-groups", "4", "--eval-every", "0")
 
 
@@ -250,43 +247,6 @@ def answers_by_question(lines: list[dict[str, object]]) -> list[dict[int, str]]:
         elif line.get("kind") == "answer":
             found[-1][int(str(line["of"]))] = str(line["text"])
     return found
-
-
-def test_an_old_run_becomes_a_model_that_goes_on(home: Home) -> None:
-    """data/runs of a version without models: moved whole, journal and checkpoint with it, and trained on."""
-    unpack(BEFORE, home.runs)
-    said = run(home, "node", "--rounds", "7", "--eval-every", "0")
-    assert f"The run {OLD_RUN} is a model now: my-model." in said
-    assert "goes on with round 6" in said
-    model = store.find_model(home, "my-model")
-    assert (model.record.id, model.record.base) == (OLD_RUN, "starter")
-    assert (model.config.local_groups, model.config.group_size) == (4, 4)
-    rounds = [e.round for e in read_only(model.folder / "journal.db") if isinstance(e, RoundFinished)]
-    assert rounds == list(range(7))
-    assert not any(home.runs.iterdir())
-
-
-def test_adopting_goes_on_where_it_was_killed_and_tells_several_apart(home: Home) -> None:
-    unpack(BEFORE, home.runs)
-    shutil.copytree(home.runs / OLD_RUN, home.runs / "second")
-    first = adopt.migrate_runs(home)
-    assert len(first) == 2
-    names = sorted(model.name for model in store.all_models(home))
-    assert len(set(names)) == 2
-    assert all(name.startswith("starter-20") for name in names)
-    half = store.all_models(home)[0]
-    half.folder.rename(home.runs / "half")  # as a kill between the two steps leaves it
-    adopt.migrate_runs(home)
-    assert sorted(model.name for model in store.all_models(home)) == names
-    assert adopt.migrate_runs(home) == []
-
-
-def test_a_run_that_cannot_be_read_stays_where_it_is(home: Home) -> None:
-    (home.runs / "odd").mkdir(parents=True)
-    (home.runs / "odd" / "config.json").write_text("{")
-    (said,) = adopt.migrate_runs(home)
-    assert "stays as it is" in said
-    assert (home.runs / "odd" / "config.json").exists()
 
 
 def test_a_damaged_record_is_named_and_a_newer_one_is_left_alone(home: Home) -> None:

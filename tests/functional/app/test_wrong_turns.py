@@ -16,21 +16,8 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.protocol.client import NodeClient
-from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.invite import parse_invite
 
 LONG_S = 240
-NO_MULTICAST = """
-class AsyncServiceInfo:
-    def __init__(self, *_about, **_rest):
-        pass
-
-class AsyncZeroconf:
-    def __init__(self):
-        raise OSError(19, "No such device")
-"""
-"""zeroconf where the network has no multicast."""
 
 
 def kept_device(home: Path) -> str:
@@ -87,21 +74,6 @@ async def test_a_taken_port_a_port_that_is_none_and_an_invite_with_another_lette
         refused = await asyncio.to_thread(sapo, tmp_path / "node", *node, timeout=LONG_S)
     assert refused.returncode == 2
     assert "The invite is for another swarm or mistyped; copy the whole line." in refused.stderr
-
-
-async def test_a_swarm_opens_where_the_local_network_cannot_be_told_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "zeroconf").mkdir()
-    (tmp_path / "zeroconf" / "__init__.py").touch()
-    (tmp_path / "zeroconf" / "asyncio.py").write_text(NO_MULTICAST)
-    monkeypatch.syspath_prepend(tmp_path)
-    async with coordinator(tmp_path / "host", "--port", "0", "--announce") as (invite, process):
-        assert process.stderr is not None
-        said = await asyncio.to_thread(process.stderr.readline)
-        assert said == "sapo-desktop: The local network could not be told of the swarm (No such device).\n"
-        async with NodeClient(parse_invite(invite), Identity.generate()) as client:
-            assert (await client.info()).nodes == 0
 
 
 def test_a_folder_is_no_file_of_rows(tmp_path: Path) -> None:

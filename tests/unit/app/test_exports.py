@@ -68,13 +68,13 @@ def written(**more: object) -> str:
 
 def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
     """And the paired change, with no gain claimed where the interval holds 0."""
-    gained = written(held_out=evaluated(8, 0.5, delta=0.1), base_held_out=evaluated(0, 0.4), rounds=8)
+    gained = written(held_out=evaluated(8, 0.5, delta=0.1), rounds=8)
     assert "| basic\\_arithmetic | 100 | 40.0 % (30.9 to 49.8) | 50.0 % (45.0 to 55.0) |" in gained
     assert "+10.0 points against the base (95 %: +8.0 to +12.0)." in gained
     greedy = GreedyScore(100, 0.9, 0.8, 0.95, 0.3, 0.2, 0.4)
     chat = written(held_out=msgspec.structs.replace(evaluated(8, 0.5, delta=0.1), greedy=greedy))
     assert "At temperature 0, as most chats answer: 90.0 % (95 %: 80.0 to 95.0), the base 60.0 %." in chat
-    nothing = written(held_out=evaluated(8, 0.41, delta=0.01), base_held_out=evaluated(0, 0.4))
+    nothing = written(held_out=evaluated(8, 0.41, delta=0.01))
     assert "+1.0 points against the base (95 %: -1.0 to +3.0): no measurable change." in nothing
     assert "answer-only shortcut" not in gained
     assert "answer-only shortcut" in written(held_out=evaluated(8, 0.5, permuted=0.4))
@@ -251,8 +251,6 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     assert (record.rounds, record.licence, record.swarm) == (5, "apache-2.0", False)
     assert record.held_out is not None
     assert record.held_out.pass_at_1 == 0.4
-    assert record.base_held_out is not None
-    assert record.base_held_out.pass_at_1 == 0.3
     assert not record.judged
     assert record_of("mine", RunConfig(model="gone/away"), tmp_path / "none.db", 0).licence == "unknown"
 

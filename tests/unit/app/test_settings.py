@@ -199,10 +199,6 @@ def test_every_renamed_setting_has_a_name_of_today() -> None:
     assert not set(RENAMED) & set(RunConfig.__struct_fields__)
 
 
-def test_the_flag_of_before_still_sets_the_renamed_setting() -> None:
-    assert flags.run_config(settings.Settings(), typed("--own-groups", "5")).local_groups == 5
-
-
 @pytest.mark.parametrize(
     ("key", "said"),
     [

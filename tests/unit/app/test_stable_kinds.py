@@ -36,11 +36,7 @@ def test_a_part_of_a_chat_comes_back_from_its_message(part: ChatPart) -> None:
 @pytest.mark.parametrize(
     ("message", "part"),
     [
-        ({"kind": "Said", "of": 0, "text": "a", "cut": False}, ChatChunk(0, "a")),
-        ({"kind": "ChatChunk", "of": 0, "text": "a", "cut": False}, ChatChunk(0, "a")),
         ({"of": 1, "text": "a", "cut": True}, ChatChunk(1, "a", True)),
-        ({"kind": "HeldOut", "number": 1, "task": "t", "text": "q", "right": ""}, HeldOut(1, "t", "q", "")),
-        ({"kind": "Marks", "rewards": [1.0], "right": [1], "asked": 1, "problem": ""}, Marks((1.0,), (1,), 1)),
     ],
 )
 def test_what_an_earlier_version_wrote_of_a_chat_is_read(message: dict[str, Any], part: ChatPart) -> None:

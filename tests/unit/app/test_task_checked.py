@@ -9,8 +9,6 @@ import pytest
 from tests.support.own_tasks import library_in, sums, write_folder
 
 from sapo_desktop.commands.tasks.own import check_task
-from sapo_desktop.commands.tasks.verb import give_to_all
-from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import SelectedWeights
@@ -77,19 +75,6 @@ def test_a_good_rating_of_an_answer_keeps_what_stands_where_the_model_was_asked_
     home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
     save_rating(home, "me", "2 + 2?", text, True, answer_format)
     assert [row["answer"] for row in read_ratings(rated_file(home, "me"))] == ["4"]
-
-
-async def test_answer_gives_an_own_task_the_answer_where_the_task_looks_for_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"question": f"The {n}th number?", "answer": "7"} for n in range(8)]
-    write_folder(tmp_path / "last", 'extract = "last_line"\n', rows[:4], rows[4:])
-    write_folder(tmp_path / "judged", '[[verifier]]\nkind = "judged"\n', rows[:4], rows[4:])
-    with library_in(tmp_path):
-        assert await give_to_all("last", "own", ["7"], 4) == 0
-        with pytest.raises(UsageError, match="judged is judged by a model"):
-            await give_to_all("judged", "own", ["7"], 4)
-    assert "7: right on 4 of 4 held-out questions of last" in capsys.readouterr().out
 
 
 ANY_OF = '[[verifier]]\nkind = "exact"\nalternatives = "|"\n'

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo_backends.errors import CancelToken
-from sapo_swarm.algorithms.base import examples_rate
+from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, ExamplesRead, RoundFinished, RunStarted, StateChanged, decode_event, encode_event
 from sapo_swarm.node.base_trial import no_questions, plan_of, sentence_of

@@ -64,13 +64,12 @@ def test_the_person_comes_first_then_the_model_then_others_and_short_before_long
         told(Rollout("a", "stop", 0.9)),
         told(right("a", shortcut=True)),
         told(right("a", turns=(EpisodeTurn("a"),))),
-        told(right("a"), stage="relay/shown"),
         told(right("a"), dataset="chain_sum"),
         told(right("a"), seed=HELD_OUT_SEED),
         told(right("")),
         told(right("a" * (MAX_COMPLETION_BYTES + 1))),
     ],
-    ids=["cut off", "in part", "shortcut", "episode", "stage", "other task", "held out", "empty", "too long"],
+    ids=["cut off", "in part", "shortcut", "episode", "other task", "held out", "empty", "too long"],
 )
 def test_what_is_no_plain_right_answer_to_a_training_question_is_never_tried(event: GroupRecorded) -> None:
     assert collect_candidates([event], (), ("bf",)) == {}

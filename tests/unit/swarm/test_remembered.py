@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch, RecentFingerprints, text_fingerprint
+from sapo_swarm.protocol.drift import RecentFingerprints, text_fingerprint
 
 LEAST = 64
 NUMBERS = st.lists(st.integers(0, 400), max_size=600)
@@ -64,11 +63,3 @@ def test_its_memory_does_not_grow() -> None:
 def test_a_text_of_any_kind_has_a_fingerprint_that_machines_agree_on() -> None:
     assert text_fingerprint("carry the one") == 0x942A799DC46AE572
     assert text_fingerprint("\ud800") > 1
-
-
-def test_a_record_of_texts_is_read() -> None:
-    """Models of before have them."""
-    texts = tuple(map(str, range(10)))
-    record = msgspec.structs.replace(PhraseWatch().packed(), own=texts, foreign=("hail to thief",))
-    made = PhraseWatch.unpacked(msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=KeptPhrases))
-    assert (len(made._own), ALL[9] in made._own, text_fingerprint("hail to thief") in made._foreign) == (10, True, True)

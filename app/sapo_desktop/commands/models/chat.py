@@ -25,7 +25,6 @@ from sapo_desktop.services.models.pieces import (
     to_message,
 )
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.streams import json_line
 
 
@@ -58,8 +57,6 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
     home.prepare()
-    for sentence in migrate_runs(home):
-        print(sentence, file=sys.stderr)
     name, question = _meant(args.words)
     question = args.ask or question
     _check(args, question)

@@ -13,7 +13,6 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services.models import comparing
 from sapo_desktop.services.models.checkpoints import SelectedWeights, select_weights, weights_of_model
 from sapo_desktop.services.models.shelf import changes, history, store
-from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.streams import json_line, print_progress
 from sapo_swarm.scoring.rubric import JudgeAway
@@ -60,8 +59,6 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("At temperature 0 all samples are equal: leave out --samples.")
     home = Home.find()
     home.prepare()
-    for sentence in migrate_runs(home):
-        print(sentence, file=sys.stderr)
     both = _both(home, args)
     for sentence in _stale(home, both):
         print(f"Careful: {sentence}", file=sys.stderr)

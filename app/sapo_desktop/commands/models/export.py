@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from sapo_backends.checkpoints import local_models
@@ -53,12 +52,9 @@ def main(args: argparse.Namespace) -> int:
     from sapo_desktop.services.models.exports import ExportPlan, ExportSource, create_export, default_target
     from sapo_desktop.services.models.exports.card import record_of
     from sapo_desktop.services.models.shelf import store
-    from sapo_desktop.services.models.shelf.adopt import migrate_runs
 
     home = Home.find()
     home.prepare()
-    for sentence in migrate_runs(home):
-        print(sentence, file=sys.stderr)
     chosen = select_weights(home, args.name, args.checkpoint)
     model = store.find_model(home, chosen.model)
     rounds = store.rounds_of(chosen.checkpoint) if chosen.checkpoint is not None else 0

@@ -18,7 +18,6 @@ from sapo_desktop.paths import Home, quote_command, typed_target
 from sapo_desktop.services.models import control, recording
 from sapo_desktop.services.models.figures import FORMATS, KINDS, FigureJob, figure_rows, write_figures
 from sapo_desktop.services.models.shelf import history, keeping, mending, store
-from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, load_overview, tasks_of
 from sapo_desktop.streams import confirm_action, json_line, print_progress
 from sapo_swarm.node.checkpoints import folder_bytes
@@ -62,8 +61,6 @@ def main(args: argparse.Namespace) -> int:
     _check(args)
     home = Home.find()
     home.prepare()
-    for sentence in migrate_runs(home):
-        print(sentence, file=sys.stderr)
     actions = {
         "list": _list,
         "show": _show,

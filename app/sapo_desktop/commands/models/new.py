@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import msgspec
 
@@ -13,7 +12,6 @@ from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.models.shelf import creating
-from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 
@@ -53,8 +51,6 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
     home.prepare()
-    for sentence in migrate_runs(home):
-        print(sentence, file=sys.stderr)
     config = flags.run_config(settings.load_settings(home.settings), args, fetching.fetch_base_metadata)
     model = creating.create_model(home, args.name, config)
     defaults = msgspec.structs.asdict(settings.load_settings(home.settings).run)

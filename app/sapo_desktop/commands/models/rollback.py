@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 
 import msgspec
 
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store
-from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.streams import json_line
 
@@ -35,8 +33,6 @@ def main(args: argparse.Namespace) -> int:
     """See the module's docstring; the exit code."""
     home = Home.find()
     home.prepare()
-    for sentence in migrate_runs(home):
-        print(sentence, file=sys.stderr)
     model = store.find_model(home, args.name, trained=True)
     return _go_back(home, model, args) if args.to else _list(model, args.json)
 

@@ -12,7 +12,6 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.models.shelf import history, mending, store
-from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.streams import json_line
@@ -37,8 +36,6 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("Write: sapo-desktop runs [NAME], or sapo-desktop runs check [NAME] [--repair]")
     home = Home.find()
     home.prepare()
-    for sentence in migrate_runs(home):
-        print(sentence, file=sys.stderr)
     name = names[0] if names else ""
     if checking and (broken := store.find_unreadable_model(home, name)) is not None and broken.damaged:
         if not args.repair:

@@ -33,10 +33,6 @@ def main(args: argparse.Namespace) -> int:
     """Open the dashboard, start or find the node; the exit code. Raises UsageError, AppError, BackendError."""
     home = Home.find()
     home.prepare()
-    if home.runs.is_dir():  # from a version without models
-        from sapo_desktop.services.models.shelf.adopt import migrate_runs
-
-        migrate_runs(home)
     chosen = settings.load_settings(home.settings)
     in_browser = "TEXTUAL_DRIVER" in os.environ  # set by textual-serve, which communicates through pipes
     if not in_browser and in_lines(args, chosen):

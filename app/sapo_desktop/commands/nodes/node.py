@@ -33,7 +33,6 @@ from sapo_desktop.services.against_base import (
 from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.models import training
-from sapo_desktop.services.models.shelf.adopt import migrate_runs
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_desktop.services.swarms import invite_text, membership, trial
@@ -108,8 +107,6 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     reporter = ConsoleReporter(sys.stdout, args.json, args.quiet)
-    for sentence in migrate_runs(home):
-        reporter.say(sentence)
     chosen = settings.load_settings(home.settings)
     model = training.model_to_train(home, args.name)
     session = _plan(model, chosen.run, args)

@@ -6,13 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import sys
 from typing import TYPE_CHECKING
 
 from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms import directories, hosting
+from sapo_desktop.services.swarms import hosting
 from sapo_desktop.settings import convert_schema, flags, schema_fields, split_lists
 from sapo_swarm.coordinator.settings import CoordinatorSettings
 
@@ -22,15 +21,12 @@ if TYPE_CHECKING:
 HIGHEST_PORT = 65535
 
 
-EVERYDAY = ("announce", "host", "port", "store", "name", "open", "list", "public", "contact", "tasks", "approve")
+EVERYDAY = ("host", "port", "store", "name", "open", "list", "public", "contact", "tasks", "approve")
 """Flags that --help explains; --help-all explains all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """The verb's flags."""
-    parser.add_argument(
-        "--announce", action="store_true", help="tell the local network where it is (mDNS); an invite is still needed"
-    )
     defaults = {"store": "the app's data folder", "tasks": "all"}
     fields = schema_fields(CoordinatorSettings)
     flags.add_flags(parser, (field._replace(default=defaults.get(field.key, field.default)) for field in fields))
@@ -48,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     if (other := hosting.find_coordinator(home)) is not None:
         raise AppError(f"A coordinator runs here already (process {other.pid}). End it with: sapo-desktop swarm stop")
     try:
-        asyncio.run(_serve(home, settings, args.announce))
+        asyncio.run(_serve(home, settings))
     except StoreError as error:
         raise AppError(f"The coordinator cannot start: {error}") from error
     except OSError as error:
@@ -61,26 +57,17 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(home: Home, settings: CoordinatorSettings, announce: bool) -> None:
+async def _serve(home: Home, settings: CoordinatorSettings) -> None:
     """Host until SIGINT, SIGTERM or `swarm stop`; meanwhile other verbs can find the coordinator."""
     from sapo_swarm.coordinator.host import admin_path, serve_coordinator
-    from sapo_swarm.coordinator.listener import reachable_addresses
-    from sapo_swarm.loopback import is_loopback
 
     admin = str(admin_path(settings).absolute())
-    async with contextlib.AsyncExitStack() as word:
+    with contextlib.ExitStack() as word:
 
         async def listening(hosted: RunningCoordinator) -> None:
             swarm = hosted.coordinator.swarm
             state = hosting.this_process(swarm.name, swarm.open, admin)
             word.enter_context(hosting.record_coordinator(home, state))
-            if announce:
-                outside = [address for address in reachable_addresses(settings.host) if not is_loopback(address)]
-                try:
-                    await word.enter_async_context(directories.announce_coordinator(swarm.name, hosted.port, outside))
-                except OSError as error:
-                    why = error.strerror or error
-                    print(f"sapo-desktop: The local network could not be told of the swarm ({why}).", file=sys.stderr)
 
         await serve_coordinator(settings, listening)
 

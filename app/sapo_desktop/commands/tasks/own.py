@@ -194,14 +194,12 @@ def _named(target: str) -> OwnTask:
 
 
 def _wishes(args: argparse.Namespace, base: str) -> ImportOptions:
-    if len(args.answer) > 1:
-        raise UsageError("With new, --answer names one column.")
     if sum(map(bool, (args.environment, args.reward, args.rubric, args.verifier))) > 1:
         raise UsageError("Say one of --verifier, --reward, --environment and --rubric: a task is judged in one way.")
     return ImportOptions(
         name=args.name,
         question=args.question,
-        answer=args.answer[0] if args.answer else "",
+        answer=args.answer,
         prompt=args.prompt,
         extract=args.extract,
         heldout=_path(args.heldout) if args.heldout else None,

@@ -46,13 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--count", type=int, default=2, help="how many samples (default: 2)")
     parser.add_argument(
         "--answer",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="what this answer would score if it were given to every question (may be repeated); "
-        "with new: the column with the right answers",
+        default="",
+        metavar="COLUMN",
+        help="with new: the column with the right answers",
     )
-    parser.add_argument("--items", type=int, default=400, help="held-out questions for --answer (default: 400)")
     new = parser.add_argument_group("a task of your own (new, check)")
     new.add_argument("--name", default="", help="its name (default: the file's)")
     new.add_argument(
@@ -195,24 +192,17 @@ def _shared(args: argparse.Namespace) -> int:
 
 
 def _catalogue(args: argparse.Namespace) -> int:
-
     if not args.task:
-        if args.answer:
-            raise UsageError("--answer needs a task: sapo-desktop tasks propositional_logic --answer '(P ∨ Q)'.")
         return list_tasks()
     if not 1 <= args.count <= 100:
         raise UsageError("--count is a number from 1 to 100.")
     preset = args.preset or next(iter(catalogue.CATALOGUE.get(args.task, {library.PRESET: None})))
     if not catalogue.is_own(args.task):
         catalogue.preset_settings(args.task, preset)
-    if args.answer:
-        if not 1 <= args.items <= 10_000:
-            raise UsageError("--items is a number from 1 to 10000.")
-        return asyncio.run(give_to_all(args.task, preset, args.answer, args.items))
     return asyncio.run(print_samples(args.task, preset, args.count))
 
 
-# The list of tasks, sample questions with accepted answers, and the score of giving one answer to every question.
+# The list of tasks, and sample questions with accepted answers.
 
 
 def list_tasks() -> int:
@@ -240,34 +230,4 @@ async def print_samples(task: str, preset: str, count: int) -> int:
             print(f"--- {question.ref.label}\n{safe_text(text).strip()}\n")
     if not catalogue.is_own(task):
         print("\n".join(looking.describe_acceptance(task, preset)))
-    return 0
-
-
-async def give_to_all(task: str, preset: str, answers: list[str], count: int) -> int:
-    """Print the score of each answer given to all questions; if it is high, the task can be passed without solving it."""
-    from sapo_desktop.services.against_base import format_rate
-    from sapo_swarm.evaluation import held_out_items, wilson_interval
-    from sapo_swarm.node import evaluation
-    from sapo_swarm.scoring.declared import enclose_answer
-    from sapo_swarm.scoring.scorer import Scorer
-
-    own = library.load_task(task).spec if catalogue.is_own(task) else None
-    if own is not None and own.rubric:
-        raise UsageError(
-            f"{task} is judged by a model, not verified: nothing is known of what one answer to all would earn."
-        )
-    how = own.extract if own is not None else "tags"
-    refs = held_out_items([task], preset, count)
-    async with Scorer() as scorer:
-        for text in answers:
-            verdicts = await evaluation.give_to_all(scorer, refs, enclose_answer(how, text))
-            if not verdicts:
-                raise UsageError(f"None of the held-out questions of {task} ({preset}) regenerates here.")
-            right = sum(verdicts)
-            shown = safe_text(text, lines=False)
-            print(
-                f"{shown}: right on {right} of {len(verdicts)} held-out questions of {task} ({preset}), "
-                f"{format_rate(right / len(verdicts), *wilson_interval(right, len(verdicts)))}",
-                flush=True,
-            )
     return 0

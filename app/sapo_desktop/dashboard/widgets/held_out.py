@@ -78,7 +78,7 @@ def task_strips(state: DashboardState, width: int, height: int, glyphs: GlyphSet
     latest, held = state.latest, state.figures.held_out
     if latest is None or not latest.tasks or height <= 0:
         return []
-    before = base_scores(latest, state.base)
+    before = base_scores(latest)
     scores = sorted(latest.tasks, key=lambda score: before.get(score.task, 0.0) - score.pass_at_1)
     wide, cell = width >= FIGURES, _CELL if width >= FIGURES else 1
     name = _name_room(scores, width, wide)

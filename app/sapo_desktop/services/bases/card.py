@@ -30,7 +30,7 @@ from sapo_desktop.services.bases.forecast import ROUNDS, TrainingForecast
 from sapo_desktop.services.bases.recommended import RecommendedBase, find_recommended_base
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.memory_plan import MemoryPlan
-from sapo_swarm.algorithms.base import local_groups
+from sapo_swarm.algorithms import local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
 from sapo_swarm.node.clock import format_duration

@@ -20,7 +20,7 @@ from sapo_backends.measure.machine_limits import CardMemory
 from sapo_backends.measure.precision import model_size
 from sapo_backends.packages import has_nvidia
 from sapo_desktop.services.machine import engines, load_request
-from sapo_swarm.algorithms.base import local_groups
+from sapo_swarm.algorithms import local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.governor.rules import ResourceLimits
 

@@ -32,7 +32,7 @@ from sapo_backends.measure.machine_limits import MachineLimits, most_generated, 
 from sapo_backends.measure.precision import model_size
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import load_request
-from sapo_swarm.algorithms.base import TINY, local_groups
+from sapo_swarm.algorithms import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.whole_file import write_atomically
 

@@ -43,8 +43,6 @@ class Marks(NamedTuple):
 ChatPart = ChatChunk | HeldOut | Marks
 KINDS: Mapping[type[ChatPart], str] = {ChatChunk: "answer", HeldOut: "held_out", Marks: "marks"}
 """What a part of a chat is called in `chat --json`, whatever its class is called here."""
-EARLIER: Mapping[str, type[ChatPart]] = {"Said": ChatChunk, "ChatChunk": ChatChunk, "HeldOut": HeldOut, "Marks": Marks}
-"""What they were called before: the names that the classes had."""
 
 
 def to_message(part: ChatPart) -> dict[str, Any]:
@@ -54,7 +52,7 @@ def to_message(part: ChatPart) -> dict[str, Any]:
 
 def from_message(message: Mapping[str, Any]) -> ChatPart:
     """The part in an object of `chat --json`; one without a kind is of an answer. Raises KeyError for what is none."""
-    by_name = {**EARLIER, **{name: kind for kind, name in KINDS.items()}}
+    by_name = {name: kind for kind, name in KINDS.items()}
     kind = by_name[message.get("kind", KINDS[ChatChunk])]
     if kind is Marks:
         rewards, right, asked, problem = (message[name] for name in Marks._fields)

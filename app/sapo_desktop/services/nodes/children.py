@@ -89,17 +89,13 @@ def format_pid_record(pid: int) -> str:
 
 
 def read_node_pid(path: Path) -> int | None:
-    """The process id of the node recorded in the file, while it runs.
-
-    Older versions recorded the number alone: then the process is recognised by its command, which is empty for a moment after
-    it began.
-    """
+    """The process id of the node recorded in the file, while it runs."""
     import psutil
 
     try:
         number, _, began = path.read_text("ascii").strip().partition(" ")
         process = psutil.Process(int(number))
-        is_node = began == process_start_stamp(process.pid) if began else "node" in process.cmdline()
+        is_node = began == process_start_stamp(process.pid)
         return process.pid if is_node and process.status() != psutil.STATUS_ZOMBIE else None
     except (OSError, ValueError, psutil.Error):
         return None

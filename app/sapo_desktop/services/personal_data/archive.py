@@ -45,7 +45,7 @@ LONGEST, DEEPEST = 240, 8
 """Limits for a place in an archive: characters, and path parts."""
 _PART = re.compile(r"[^\x00-\x1f\x7f<>:\"/\\|?*\ud800-\udfff]{1,120}")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-_FOLDERS = ("models", "runs", "tasks")
+_FOLDERS = ("models", "tasks")
 _LEFT_OUT = ("exports", "journal.db-shm")
 
 
@@ -53,7 +53,6 @@ def archive_roots(home: Home) -> dict[str, Path]:
     """The first part of an archive's places, or a whole place -> its path on this machine."""
     return {
         "models": home.models,
-        "runs": home.runs,
         "tasks": home.tasks,
         "ratings": home.data / "ratings",
         SETTINGS: home.settings,

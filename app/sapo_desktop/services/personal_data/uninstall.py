@@ -62,7 +62,7 @@ def find_created_paths(home: Home) -> list[CreatedPath]:
         *(
             (path, f"{what}, half written")
             for name, what in _SETTINGS.items()
-            for path in _partials(home.config / name)
+            for path in half_written(home.config / name)
         ),
     ]
     existing = [CreatedPath(path, _size(path), what) for path, what in candidates if path.exists()]
@@ -98,11 +98,6 @@ def downloaded_bases(home: Home) -> list[tuple[hub_cache.CachedModel, Path]]:
         for cached in hub_cache.all_cached()
         if cached.ours or cached.repository in used
     ]
-
-
-def _partials(path: Path) -> set[Path]:
-    """Names of the file while it is being written, by earlier versions too."""
-    return {*half_written(path), path.with_suffix(".partial"), path.with_name(f"{path.name}.partial")}
 
 
 def _with_inner(one: CreatedPath, there: Sequence[CreatedPath]) -> CreatedPath | None:

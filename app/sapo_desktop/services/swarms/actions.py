@@ -162,9 +162,3 @@ class HomeActions:
             await asyncio.to_thread(settings_actions.change_model_setting, model, "run.tasks", ",".join(tasks))
         await control.restart_node(home, keep_mode=True)
         return f"{sentence} The node trains on it from now on."
-
-    async def nearby(self) -> tuple[str, ...]:
-        """Addresses of coordinators that announce themselves on this network: a hint, not to be trusted."""
-        from sapo_desktop.services.swarms import directories
-
-        return await directories.look_lan()

@@ -1,18 +1,15 @@
-"""Finding swarms: the directories in the settings, cached on the disk, and coordinators on the local network."""
+"""The directories of swarms in the settings: asked rarely, cached on the disk, readable without a network."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from sapo_backends.packages import install_command
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -34,8 +31,6 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
 
-# The directories in the settings: asked rarely, cached on the disk, readable without a network.
-#
 # Their hosts are asked only when somebody looks, and not again for some hours once a list was read.
 
 KEY = "swarm.directories"
@@ -160,64 +155,3 @@ def listed_swarm(entry: DirectoryEntry, here: bool) -> ListedSwarm:
     text = (safe_text(part, 200, lines=False) for part in (entry.name, entry.trains, entry.checks, why))
     name, trains, checks, why = text
     return ListedSwarm(name, trains, entry.nodes, entry.rounds_per_hour, checks, entry.who == "anyone", join, why)
-
-
-# Coordinators on the local network, by multicast DNS: a hint where one might be, never a reason to trust it.
-#
-# Needs the extra `lan` (zeroconf). Joining still needs an invite, which holds the certificate's fingerprint.
-
-SERVICE = "_sapo._tcp.local."
-LOOK_S = 2.0
-LAN_MOST = 8
-"""Names shown: a network full of announcements must not fill the screen."""
-
-
-@asynccontextmanager
-async def announce_coordinator(name: str, port: int, addresses: Sequence[str]) -> AsyncIterator[None]:
-    """Announce a coordinator on the local network while the context lasts.
-
-    Raises UsageError without zeroconf, OSError where there is no multicast.
-    """
-    try:
-        from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
-    except ImportError as error:
-        raise UsageError(f"Announcing needs zeroconf: {install_command('zeroconf')}") from error
-    packed = [socket.inet_pton(socket.AF_INET6 if ":" in a else socket.AF_INET, a.split("%")[0]) for a in addresses]
-    label = "".join(c if c.isalnum() or c in " -" else "-" for c in name)[:40] or "swarm"
-    info = AsyncServiceInfo(SERVICE, f"{label}.{SERVICE}", addresses=packed, port=port)
-    network = AsyncZeroconf()
-    try:
-        await network.async_register_service(info, allow_name_change=True)
-        yield
-    finally:
-        await network.async_unregister_all_services()
-        await network.async_close()
-
-
-async def look_lan(seconds: float = LOOK_S) -> tuple[str, ...]:
-    """host:port of the announced coordinators, as text that is safe to show; empty where zeroconf is not installed."""
-    try:
-        from zeroconf import ServiceStateChange
-        from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
-    except ImportError:
-        return ()
-    names: list[str] = []
-
-    def changed(name: str, state_change: ServiceStateChange, **_rest: object) -> None:
-        if state_change is ServiceStateChange.Added and len(names) < LAN_MOST:
-            names.append(name)
-
-    try:
-        network = AsyncZeroconf()
-    except OSError:  # no network, no hint
-        return ()
-    try:
-        browser = AsyncServiceBrowser(network.zeroconf, SERVICE, handlers=[changed])
-        await asyncio.sleep(seconds)
-        await browser.async_cancel()
-        services = [AsyncServiceInfo(SERVICE, name) for name in names]
-        resolved = [info for info in services if await info.async_request(network.zeroconf, 1000)]
-    finally:
-        await network.async_close()
-    places = [f"{address}:{info.port}" for info in resolved for address in info.parsed_scoped_addresses()[:1]]
-    return tuple(safe_text(place, 60, lines=False) for place in places)

@@ -25,19 +25,17 @@ from sapo_swarm.whole_file import write_atomically
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
 _POLL_S = 0.1
-SAME_START_S = 2.0
 
 
 class HostedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
     """A running coordinator, as other processes of this home find it. admin: the file with its address and admin key. born:
-    when the process began, as its number may be another's by now; started: the same in files of older versions, Unix time."""
+    when the process began, as its number may be another's by now."""
 
     pid: int
     name: str
     open: bool
     admin: str
-    born: str = ""
-    started: float = 0.0
+    born: str
 
     def access(self) -> AdminAccess:
         """Raises CoordinatorError."""
@@ -85,7 +83,11 @@ def find_coordinator(home: Home) -> HostedCoordinator | None:
         state = msgspec.json.decode(_file(home).read_bytes(), type=HostedCoordinator)
     except (OSError, *UNREADABLE):
         return None
-    return state if children.is_process_alive(state.pid) and _same(state) else None
+    return (
+        state
+        if children.is_process_alive(state.pid) and children.process_start_stamp(state.pid) == state.born
+        else None
+    )
 
 
 def still_open(home: Home) -> str:
@@ -93,22 +95,6 @@ def still_open(home: Home) -> str:
     return (
         "The swarm that you host is still open. To close it: sapo-desktop swarm stop" if find_coordinator(home) else ""
     )
-
-
-def _same(state: HostedCoordinator) -> bool:
-    """Whether the process with this number is the one that wrote the file. Older versions recorded a time that moves with the
-    clock, or none."""
-    if state.born:
-        return children.process_start_stamp(state.pid) == state.born
-    import psutil
-
-    try:
-        process = psutil.Process(state.pid)
-        if not state.started:
-            return "coordinator" in process.cmdline()
-        return abs(process.create_time() - state.started) < SAME_START_S
-    except psutil.Error:
-        return False
 
 
 def require_coordinator(home: Home) -> HostedCoordinator:
@@ -142,7 +128,7 @@ async def stop_coordinator(home: Home) -> HostedCoordinator:
     try:
         async with coordinator.client() as host:
             await host.stop()
-    except CoordinatorError:  # an older version, or one that does not answer: on Windows a signal ends it midway
+    except CoordinatorError:  # it does not answer: on Windows a signal ends it midway
         os.kill(coordinator.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_LIMIT_S
     while find_coordinator(home) is not None:

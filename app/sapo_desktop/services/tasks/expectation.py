@@ -19,7 +19,7 @@ from sapo_backends.errors import BackendError, Cancelled, TimeLimit
 from sapo_desktop.services.bases.forecast import TrainingForecast, in_words
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.tasks.proposal.wording import has_form, written_answer_of
-from sapo_swarm.algorithms.base import TINY, local_groups
+from sapo_swarm.algorithms import TINY, local_groups
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.events import TrialMeasured

@@ -122,7 +122,7 @@ class SwarmControls(BaseScreen):
             if invite:
                 self._join(invite)
 
-        self.app.push_screen(JoinDialog(actions.nearby), typed)
+        self.app.push_screen(JoinDialog(), typed)
 
     def _join(self, invite: str, listed: bool = False) -> None:
         assert self.actions is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import ClassVar, Literal
 
 from textual.app import ComposeResult
@@ -88,11 +87,6 @@ class JoinDialog(Dialog[str | None]):
 
     AUTO_FOCUS: ClassVar[str | None] = "#invite"
 
-    def __init__(self, nearby: Callable[[], Awaitable[tuple[str, ...]]] | None = None) -> None:
-        """nearby: looks for coordinators on the local network, as a hint."""
-        super().__init__()
-        self._nearby = nearby
-
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
         with Vertical(classes="box dialog swarm"):
@@ -106,18 +100,6 @@ class JoinDialog(Dialog[str | None]):
             yield Input(placeholder="sapo://…", id="invite", max_length=600)
             yield Static("", id="complaint", markup=False)
             yield Static(key_hint(("Enter", "join"), ("Esc", "cancel")), markup=False)
-
-    def on_mount(self) -> None:
-        """Fill the dialog once it is laid out."""
-        if self._nearby is not None:
-            self.run_worker(self._look(), exit_on_error=False)
-
-    async def _look(self) -> None:
-        assert self._nearby is not None
-        names = await self._nearby()
-        if names and not self.query_one("#invite", Input).value:
-            text = f"On this network: {plain_text(', '.join(names), 120)}. You still need an invite: ask that host."
-            self.complain(text, "$muted")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Accept an invite that parses; otherwise say what is wrong with it."""

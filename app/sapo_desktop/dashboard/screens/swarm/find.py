@@ -55,11 +55,10 @@ class FindDialog(Dialog[str | None]):
             yield Static("", id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Read the directories, and look for swarms announced on the local network."""
+        """Read the directories."""
         self.complain("")
         self._ask(False)
         self.action_renew(False)
-        self.run_worker(self._nearby(), exit_on_error=False)
 
     def action_renew(self, fresh: bool = True) -> None:
         """Read the directories again. fresh: from their hosts, however lately that was done."""
@@ -83,14 +82,6 @@ class FindDialog(Dialog[str | None]):
         elif not directories:
             self._ask(True)
         self._detail(0)
-
-    async def _nearby(self) -> None:
-        names = await self._actions.nearby()
-        if names and not self.query_one("#complaint", Static).display:
-            self.complain(
-                f"On this network: {plain_text(', '.join(names), 90)}. For those ask their host for an invite.",
-                "$muted",
-            )
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Describe the swarm under the cursor."""

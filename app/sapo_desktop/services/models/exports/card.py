@@ -47,7 +47,7 @@ class ModelCardRecord:
 
     base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown". tokens:
     generated for training. swarm: external groups were trained on. held_out: the newest evaluation at or before the exported
-    round; base_held_out: the one from before the training, if there is one. system: the system prompt used in training.
+    round; system: the system prompt used in training.
     judged: its rewards were verdicts of a judge; else they were verified. thinking: whether it reasoned, where its chat
     template has a switch for that. four_bit: its base was in 4 bits.
     """
@@ -64,7 +64,6 @@ class ModelCardRecord:
     tokens: int = 0
     swarm: bool = False
     held_out: Evaluated | None = None
-    base_held_out: Evaluated | None = None
     settings: dict[str, str] = field(default_factory=dict)
     judged: bool = False
     thinking: bool | None = None
@@ -158,7 +157,7 @@ def _training(record: ModelCardRecord) -> Iterator[str]:
 
 def _held_out(record: ModelCardRecord) -> Iterator[str]:
     """pass@1 by task with intervals, beside the base where it was measured."""
-    now, before = record.held_out, record.base_held_out
+    now = record.held_out
     if now is None:
         yield "No held-out evaluation was made while it trained.\n"
         return
@@ -166,7 +165,7 @@ def _held_out(record: ModelCardRecord) -> Iterator[str]:
         f"{'Judged good' if record.judged else 'Strict pass@1'} at temperature {now.temperature:g} on held-out questions that "
         f"no training seed can reach, measured after round {now.round:,}, with 95 % intervals.\n"
     )
-    olds = base_scores(now, before)
+    olds = base_scores(now)
     yield "| task | questions | base | this model |\n|---|---|---|---|"
     for score in now.tasks:
         yield f"| {_plain(score.task)} | {score.items} | {_rate(olds.get(score.task), score.items)} | {_score(score)} |"
@@ -236,7 +235,6 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Model
         tokens=sum(event.tokens_generated for event in newest),
         swarm=any(event.external_groups for event in newest),
         held_out=trained[-1] if trained else None,
-        base_held_out=next((event for event in evaluations if event.round == 0), None),
         settings={"seed": str(config.seed), "group size": str(config.group_size), **judge},
         judged=judged,
     )
