@@ -3,11 +3,13 @@
 A backend turns prompts into completions and batches into updates. It handles only token ids, log-probabilities and
 advantages; it knows nothing of tasks, rewards, swarms or screens. This file imports no numerical library.
 
-Errors and the CancelToken come from sapo_backends.errors.
+Errors come from sapo_backends.errors.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,12 +20,76 @@ from typing import ClassVar, Literal, Protocol, TypeVar
 from sapo_backends.errors import BackendError as BackendError
 from sapo_backends.errors import BackendUnavailable as BackendUnavailable
 from sapo_backends.errors import Cancelled as Cancelled
-from sapo_backends.errors import CancelToken as CancelToken
 from sapo_backends.errors import CheckpointCorrupt as CheckpointCorrupt
 from sapo_backends.errors import DownloadFailed as DownloadFailed
 from sapo_backends.errors import ModelNotFound as ModelNotFound
 from sapo_backends.errors import OutOfMemory as OutOfMemory
 from sapo_backends.errors import TemplateRefused as TemplateRefused
+
+
+class CancelToken:
+    """A flag that one thread sets and an engine polls between decode steps and micro-batches."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask the engine to stop; from any thread."""
+        self._event.set()
+
+    def reset(self) -> None:
+        """Forget an earlier cancel."""
+        self._event.clear()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether cancel was called."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for this many seconds, or until cancel is called."""
+        self._event.wait(seconds)
+
+    def raise_if_cancelled(self) -> None:
+        """Raise Cancelled if cancel was called."""
+        if self._event.is_set():
+            raise Cancelled("Stopped on request.")
+
+
+class TimeLimit(CancelToken):
+    """Cancelled when its parent is, or after `seconds`."""
+
+    def __init__(self, parent: CancelToken, seconds: float) -> None:
+        super().__init__()
+        self._parent, self._until = parent, time.monotonic() + seconds
+
+    @property
+    def passed(self) -> bool:
+        """Whether the seconds have passed."""
+        return time.monotonic() >= self._until
+
+    @property
+    def cancelled(self) -> bool:
+        """See CancelToken.cancelled."""
+        return self._parent.cancelled or self.passed
+
+    def cancel(self) -> None:
+        """See CancelToken.cancel; cancels the parent."""
+        self._parent.cancel()
+
+    def reset(self) -> None:
+        """Reset the parent; time goes on."""
+        self._parent.reset()
+
+    def wait(self, seconds: float) -> None:
+        """See CancelToken.wait; at most until the seconds have passed."""
+        self._parent.wait(max(0.0, min(seconds, self._until - time.monotonic())))
+
+    def raise_if_cancelled(self) -> None:
+        """See CancelToken.raise_if_cancelled."""
+        if self.cancelled:
+            raise Cancelled("Stopped on request, or out of time.")
+
 
 # -- an update: its samples, the policy-gradient settings, and its statistics -----------------------------------------
 
@@ -94,6 +160,15 @@ class PolicyUpdate:
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
     tis_cap: float = 2.0
+
+
+def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: PolicyUpdate) -> float:
+    """The weight of each loss-carrying completion token in the mean over its minibatch."""
+    if policy.aggregation == "token_mean":
+        return 1.0 / max(sum(other.learned for other in batch), 1)
+    if policy.aggregation == "sequence_mean":
+        return 1.0 / (len(batch) * sample.learned)
+    return 1.0 / (len(batch) * policy.constant_length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from sapo_backends.base import (
     Backend,
+    CancelToken,
     Completion,
     Engine,
     LoadRequest,
@@ -29,7 +30,7 @@ from sapo_backends.base import (
     TrainSample,
     UpdateStats,
 )
-from sapo_backends.errors import BackendUnavailable, CancelToken
+from sapo_backends.errors import BackendUnavailable
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 
 LOG = logging.getLogger(__name__)

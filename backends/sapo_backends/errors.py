@@ -1,4 +1,4 @@
-"""The exceptions that engines raise on purpose, helpers for their messages (sizes, name hints), and the CancelToken.
+"""The exceptions that engines raise on purpose, and helpers for their messages (sizes, name hints).
 
 Error tree::
 
@@ -15,8 +15,6 @@ Error tree::
 from __future__ import annotations
 
 import difflib
-import threading
-import time
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -77,70 +75,6 @@ class Cancelled(BackendError):
     def __init__(self, message: str, partial: list[list[Any]] | None = None) -> None:
         super().__init__(message)
         self.partial = partial or []
-
-
-class CancelToken:
-    """A flag that one thread sets and an engine polls between decode steps and micro-batches."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def cancel(self) -> None:
-        """Ask the engine to stop; from any thread."""
-        self._event.set()
-
-    def reset(self) -> None:
-        """Forget an earlier cancel."""
-        self._event.clear()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether cancel was called."""
-        return self._event.is_set()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep for this many seconds, or until cancel is called."""
-        self._event.wait(seconds)
-
-    def raise_if_cancelled(self) -> None:
-        """Raise Cancelled if cancel was called."""
-        if self._event.is_set():
-            raise Cancelled("Stopped on request.")
-
-
-class TimeLimit(CancelToken):
-    """Cancelled when its parent is, or after `seconds`."""
-
-    def __init__(self, parent: CancelToken, seconds: float) -> None:
-        super().__init__()
-        self._parent, self._until = parent, time.monotonic() + seconds
-
-    @property
-    def passed(self) -> bool:
-        """Whether the seconds have passed."""
-        return time.monotonic() >= self._until
-
-    @property
-    def cancelled(self) -> bool:
-        """See CancelToken.cancelled."""
-        return self._parent.cancelled or self.passed
-
-    def cancel(self) -> None:
-        """See CancelToken.cancel; cancels the parent."""
-        self._parent.cancel()
-
-    def reset(self) -> None:
-        """Reset the parent; time goes on."""
-        self._parent.reset()
-
-    def wait(self, seconds: float) -> None:
-        """See CancelToken.wait; at most until the seconds have passed."""
-        self._parent.wait(max(0.0, min(seconds, self._until - time.monotonic())))
-
-    def raise_if_cancelled(self) -> None:
-        """See CancelToken.raise_if_cancelled."""
-        if self.cancelled:
-            raise Cancelled("Stopped on request, or out of time.")
 
 
 def size_text(size: float) -> str:

@@ -28,6 +28,7 @@ from safetensors.numpy import load_file, save_file
 from sapo_backends import reference
 from sapo_backends.base import (
     Backend,
+    CancelToken,
     Completion,
     Engine,
     EngineInfo,
@@ -43,7 +44,7 @@ from sapo_backends.base import (
 )
 from sapo_backends.common.sampling import GeneratedRows, draw_uniforms
 from sapo_backends.common.update import split_minibatches, token_mean
-from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt
+from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CheckpointCorrupt
 
 # A tokenizer without files: bytes, a few whole answers, and control tokens that text can never become.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sapo_backends.base import PolicyUpdate, TrainSample
+from sapo_backends.base import PolicyUpdate, TrainSample, token_weight
 
 Float64 = NDArray[np.float64]
 
@@ -90,15 +90,6 @@ def sample_term(sample: TrainSample, logprobs: Float64, policy: PolicyUpdate) ->
     if policy.ratio_level == "sequence":
         grad = np.full_like(grad, grad.mean())
     return SampleTerm(value, grad, clipped, ratio)
-
-
-def token_weight(sample: TrainSample, batch: Sequence[TrainSample], policy: PolicyUpdate) -> float:
-    """The weight of each loss-carrying completion token in the mean over its minibatch."""
-    if policy.aggregation == "token_mean":
-        return 1.0 / max(sum(other.learned for other in batch), 1)
-    if policy.aggregation == "sequence_mean":
-        return 1.0 / (len(batch) * sample.learned)
-    return 1.0 / (len(batch) * policy.constant_length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,29 +78,12 @@ EXAMPLES_RATES = ((200_000_000, 1e-3), (700_000_000, 5e-4))
 LARGE_EXAMPLES_RATE = 2e-4
 
 
-AFTER_EXAMPLES = 0.3
-"""Factor on the default learning rate for practice after an examples phase: most answers are right then, and the few wrong
-ones of a batch, with normalised advantages, would pull at everything learned. Measured: decision 52."""
-
-
 def examples_rate(method: str, parameters: int) -> float:
     """The Adam step of the examples phase. Imitation of right answers tolerates larger steps than a policy gradient: the
     direction is the same in every batch. Measured: docs/decisions/0052-examples-first.md."""
     if method == "lora":
         return next((rate for limit, rate in EXAMPLES_RATES if parameters <= limit), LARGE_EXAMPLES_RATE)
     return min(1e-3, 5e-4 * math.sqrt(5e6 / parameters)) if parameters < TINY else 1e-5
-
-
-def rate_share(config: RunConfig, round_number: int) -> float:
-    """The share of the learning rate in a round of practice (0, 1, …): 1, or in the second half of a planned run falling
-    linearly to final_rate at the last round.
-
-    A constant rate leaves the noise of the last steps in the weights: see docs/decisions/0011-falling-rate.md.
-    """
-    last = config.rounds - 1
-    if last < 1 or round_number <= last / 2:
-        return 1.0
-    return 1.0 - (1.0 - config.final_rate) * min(1.0, round_number / last * 2.0 - 1.0)
 
 
 # Algorithms by name. Adding one is a line in _UPDATES, and its advantages in sapo.training_batch where they are new.

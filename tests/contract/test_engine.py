@@ -13,9 +13,18 @@ from tests.contract.conftest import Case
 from tests.support.device import ROUNDING
 
 from sapo_backends import reference
-from sapo_backends.base import Backend, Completion, Engine, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.base import (
+    Backend,
+    CancelToken,
+    Completion,
+    Engine,
+    PolicyUpdate,
+    Sampling,
+    TokenSequence,
+    TrainSample,
+)
 from sapo_backends.common import hardware
-from sapo_backends.errors import BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt, OutOfMemory
+from sapo_backends.errors import BackendUnavailable, Cancelled, CheckpointCorrupt, OutOfMemory
 
 PROMPTS = [list(range(5, 17)), list(range(20, 51)), [7] * 20]
 POLICY = PolicyUpdate(learning_rate=1e-3)

@@ -14,8 +14,17 @@ import numpy as np
 import pytest
 from tests.contract.conftest import Case, require_backend
 
-from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, RowSeed, Sampling, TokenSequence, TrainSample
-from sapo_backends.errors import BackendError, Cancelled, CancelToken, CheckpointCorrupt
+from sapo_backends.base import (
+    CancelToken,
+    Engine,
+    LoadRequest,
+    PolicyUpdate,
+    RowSeed,
+    Sampling,
+    TokenSequence,
+    TrainSample,
+)
+from sapo_backends.errors import BackendError, Cancelled, CheckpointCorrupt
 
 POLICY = PolicyUpdate(learning_rate=1e-3)
 

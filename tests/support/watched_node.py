@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from sapo_backends.base import Completion, Engine, LoadRequest, Progress
-from sapo_backends.errors import Cancelled, CancelToken
+from sapo_backends.base import CancelToken, Completion, Engine, LoadRequest, Progress
+from sapo_backends.errors import Cancelled
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event

@@ -143,6 +143,7 @@ async def open_node(
         stream=lambda _phase: None,
         model_label=config.model,
         per_source=arm.conditions.per_source or None,
+        rule=config.reward_rule,
         excluded=excluded,
     )
     return LabNode(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from sapo_backends.base import LoadRequest
 from sapo_backends.common import hardware
+from sapo_backends.common.update import bucket_size
 from sapo_backends.errors import OutOfMemory
 
 # Widths of a model of any architecture, read from the usual names in its config.
@@ -201,18 +202,6 @@ def kv_budget_of(card: int) -> int:
 def micro_batch(parameters: int) -> int:
     """Tokens of a training micro-batch for a model with this many parameters."""
     return MICRO_BATCH if parameters < SHARDED_BELOW else LARGE_MICRO_BATCH
-
-
-def bucket_size(count: int) -> int:
-    """The smallest bucket size >= count. Buckets are powers of two up to 32, multiples of 32 up to 512, then spaced a
-    sixteenth of the next power of two apart.
-
-    Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
-    keeps), so products get one of these numbers of rows.
-    """
-    above = 1 << max(count - 1, 0).bit_length()
-    step = min(above, max(32, above // 16))
-    return -(-count // step) * step
 
 
 def bytes_to_generate(size: ModelSize, shape: RoundShape, *, kv_bytes: int = 4, kv_budget: int = KV_BUDGET) -> int:

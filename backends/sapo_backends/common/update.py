@@ -13,13 +13,24 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sapo_backends.base import PolicyUpdate, TokenSequence, TrainSample, UpdateStats
-from sapo_backends.errors import CancelToken
+from sapo_backends.base import CancelToken, PolicyUpdate, TokenSequence, TrainSample, UpdateStats
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 """(prompt, completion)"""
 Mask = tuple[bool, ...] | None
 """TrainSample.loss_mask"""
+
+
+def bucket_size(count: int) -> int:
+    """The smallest bucket size >= count. Buckets are powers of two up to 32, multiples of 32 up to 512, then spaced a
+    sixteenth of the next power of two apart.
+
+    Matrix products in bfloat16 on a CPU are compiled for each size (milliseconds and a megabyte each, which oneDNN
+    keeps), so products get one of these numbers of rows.
+    """
+    above = 1 << max(count - 1, 0).bit_length()
+    step = min(above, max(32, above // 16))
+    return -(-count // step) * step
 
 
 def plan_micro_batches(

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sapo_backends.base import Completion, Engine, EngineInfo, RowSeed, Sampling, TokenIds, TokenSequence
+from sapo_backends.base import CancelToken, Completion, Engine, EngineInfo, RowSeed, Sampling, TokenIds, TokenSequence
 from sapo_backends.checkpoints.gguf_write import write_adapter, zero_adapter
 from sapo_backends.checkpoints.spec import DecoderSpec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.checkpoints.write_folder import read_state, write_state
 from sapo_backends.common import round_memory
 from sapo_backends.common.sampling import GeneratedRows, chosen_logprobs, draw_uniforms, rows_at_once, sample_tokens
-from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CancelToken, CheckpointCorrupt
+from sapo_backends.errors import BackendError, BackendUnavailable, Cancelled, CheckpointCorrupt
 from sapo_backends.llamacpp_backend.native import LARGEST_SEQUENCES, GgufAdapter, GgufModel, LlamaContext
 
 # Generating and scoring completions in one llama.cpp context: each prompt is computed once for all its

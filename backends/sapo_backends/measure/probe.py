@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo_backends import registry
-from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling
+from sapo_backends.base import CancelToken, Engine, LoadRequest, PolicyUpdate, Sampling
 from sapo_backends.child_process import (
     AnswerStream,
     ChildProcess,
@@ -29,7 +29,7 @@ from sapo_backends.child_process import (
     open_child,
     python_command,
 )
-from sapo_backends.errors import BackendError, Cancelled, CancelToken
+from sapo_backends.errors import BackendError, Cancelled
 from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import WIDTHS, EngineCandidate, EngineMeasurement, decode_measurements
 from sapo_backends.measure.machine_limits import CardMemory, MachineLimits

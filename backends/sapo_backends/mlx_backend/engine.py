@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from sapo_backends.base import (
+    CancelToken,
     Completion,
     Engine,
     EngineInfo,
@@ -42,7 +43,7 @@ from sapo_backends.checkpoints.write_folder import (
     write_state,
 )
 from sapo_backends.common.update import UpdateTally, plan_micro_batches
-from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt
+from sapo_backends.errors import BackendError, BackendUnavailable, CheckpointCorrupt
 from sapo_backends.mlx_backend import generation, update
 from sapo_backends.mlx_backend import model as parameter_names
 from sapo_backends.mlx_backend.device_check import compute_on_device

@@ -14,9 +14,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds
+from sapo_backends.base import CancelToken, Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.sampling import GeneratedRows, draw_uniforms, rows_at_once
-from sapo_backends.errors import Cancelled, CancelToken
+from sapo_backends.errors import Cancelled
 from sapo_backends.mlx_backend.model import DecodeSession, MlxModel, blocked_logsumexp
 
 BLOCK = 256

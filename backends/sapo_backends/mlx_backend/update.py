@@ -14,11 +14,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from sapo_backends.base import PolicyUpdate, TrainSample, UpdateStats
-from sapo_backends.common.update import LogprobFn, UpdateTally, has_gradient, plan_micro_batches, run_update
-from sapo_backends.errors import CancelToken
+from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats, token_weight
+from sapo_backends.common.update import (
+    LogprobFn,
+    UpdateTally,
+    has_gradient,
+    plan_micro_batches,
+    run_update,
+)
 from sapo_backends.mlx_backend.model import SHAPE_STEP, MlxModel, PaddedBatch, Tensors, pad_micro_batch
-from sapo_backends.reference import token_weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.common.round_memory import bucket_size
+from sapo_backends.common.update import bucket_size
 from sapo_backends.torch_backend.attention import PromptAttention
 from sapo_backends.torch_backend.decode_step import (
     AdaptedProjection,

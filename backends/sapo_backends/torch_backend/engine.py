@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sapo_backends.base import (
+    CancelToken,
     Completion,
     Engine,
     EngineInfo,
@@ -44,7 +45,7 @@ from sapo_backends.checkpoints.write_folder import (
 from sapo_backends.common import hardware, round_memory
 from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import UpdateTally, share_prefix
-from sapo_backends.errors import BackendError, BackendUnavailable, CancelToken, CheckpointCorrupt, OutOfMemory
+from sapo_backends.errors import BackendError, BackendUnavailable, CheckpointCorrupt, OutOfMemory
 from sapo_backends.torch_backend import generation
 from sapo_backends.torch_backend.causal_lm import CausalModel, DecoderModel, trained_tensors
 from sapo_backends.torch_backend.decoder import TensorLayout

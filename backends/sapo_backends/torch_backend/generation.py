@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapo_backends.base import Completion, RowSeed, Sampling, TokenIds
+from sapo_backends.base import CancelToken, Completion, RowSeed, Sampling, TokenIds
 from sapo_backends.common.round_memory import KV_BUDGET, kv_budget_of
 from sapo_backends.common.sampling import GeneratedRows, row_uniforms, rows_at_once
-from sapo_backends.errors import Cancelled, CancelToken
+from sapo_backends.errors import Cancelled
 from sapo_backends.torch_backend.causal_lm import CausalModel
 from sapo_backends.torch_backend.native import SMALL_VOCABULARY, sampler_kernels
 from sapo_backends.torch_backend.runtime import ShardWorkers, split_range

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import TokenIds
-from sapo_backends.common.round_memory import bucket_size
-from sapo_backends.common.update import Mask, Pair
+from sapo_backends.common.update import Mask, Pair, bucket_size
 
 SLAB_PADDING = 128
 """On a CPU, a slab takes more of a prompt's completions as long as they need no more padding than this: little

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from sapo_backends.base import PolicyUpdate, TrainSample, UpdateStats
+from sapo_backends.base import CancelToken, PolicyUpdate, TrainSample, UpdateStats, token_weight
 from sapo_backends.common.update import LogprobFn, UpdateTally, has_gradient, run_update
-from sapo_backends.errors import CancelToken
-from sapo_backends.reference import token_weight
 from sapo_backends.torch_backend.causal_lm import CausalModel, trained_tensors
 from sapo_backends.torch_backend.decoder import TensorLayout
 from sapo_backends.torch_backend.packing import pack_micro_batch

@@ -10,7 +10,7 @@ import pytest
 from my_engine import MyBackend
 
 from sapo_backends import reference
-from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample
+from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TokenSequence, TrainSample, token_weight
 
 PROMPTS = [[5, 9, 200, 31], [7, 12]]
 SAMPLING = Sampling(max_new_tokens=8)
@@ -51,7 +51,7 @@ def test_an_update_minimises_the_loss_of_the_reference(engine: Engine) -> None:
     before = [np.array(row) for row in engine.logprobs(sequences)]
     stats = engine.update(batch, POLICY, seed=0)
     expected = -sum(
-        reference.token_weight(sample, batch, POLICY) * reference.sample_term(sample, row, POLICY).value.sum()
+        token_weight(sample, batch, POLICY) * reference.sample_term(sample, row, POLICY).value.sum()
         for sample, row in zip(batch, before, strict=True)
     )
     assert stats.loss == pytest.approx(expected, abs=1e-4)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from sapo_backends.base import Completion, Sampling, Tokenizer
-from sapo_backends.errors import Cancelled, TimeLimit
+from sapo_backends.base import Completion, Sampling, TimeLimit, Tokenizer
+from sapo_backends.errors import Cancelled
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.events import Plan, TaskTrial, TrialMeasured

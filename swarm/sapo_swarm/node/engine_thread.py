@@ -13,9 +13,9 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from sapo_backends.base import Engine, EngineInfo
+from sapo_backends.base import CancelToken, Engine, EngineInfo
 from sapo_backends.common import hardware
-from sapo_backends.errors import BackendError, CancelToken, OutOfMemory
+from sapo_backends.errors import BackendError, OutOfMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")

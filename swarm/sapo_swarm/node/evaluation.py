@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from sapo_backends.base import EngineInfo, RowSeed, Sampling
-from sapo_backends.errors import Cancelled, CancelToken, OutOfMemory
+from sapo_backends.base import CancelToken, EngineInfo, RowSeed, Sampling
+from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import (
     ItemResult,

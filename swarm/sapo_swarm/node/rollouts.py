@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 
-from sapo_backends.base import Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer
-from sapo_backends.errors import Cancelled, CancelToken, OutOfMemory
+from sapo_backends.base import CancelToken, Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer
+from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.scoring.environments import EpisodeStep

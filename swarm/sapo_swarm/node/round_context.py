@@ -23,7 +23,7 @@ from sapo_swarm.sapo.imitation import Imitation
 from sapo_swarm.sapo.training_batch import ReplayEntry
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.types import Group, Question
+from sapo_swarm.types import STRICT, Group, Question, RewardRule
 
 _SMOOTH = 0.3
 """Weight of the newest round in the typical duration of a phase."""
@@ -218,7 +218,8 @@ class RoundContext:
     """What a round works with; constant over a run. stream takes ephemeral events on the event loop. exchange: None: alone.
 
     per_source: external groups of one node in a batch at most (None: no cap). memory: local
-    groups of earlier rounds, for replay and the curriculum. excluded: hashes of prompts that must not be trained on
+    groups of earlier rounds, for replay and the curriculum. rule: how completions
+    are rewarded. excluded: hashes of prompts that must not be trained on
     (node.evaluation.held_out_exclusion). portion: how much is sampled at once. examples_rounds: rounds before the first one
     of practice.
     """
@@ -236,6 +237,7 @@ class RoundContext:
     model_label: str
     per_source: int | None = 1
     memory: ReplayBuffer = field(default_factory=ReplayBuffer)
+    rule: RewardRule = STRICT
     excluded: frozenset[str] = frozenset()
     portion: BatchSizer = field(default_factory=BatchSizer)
     examples_rounds: int = 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from sapo_backends.base import PolicyUpdate, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
 from sapo_backends.errors import Cancelled
-from sapo_swarm.algorithms import AFTER_EXAMPLES, examples_rate, rate_share
+from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.rollouts import (
@@ -238,7 +238,7 @@ async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> N
     assert work.questions is not None
     assert work.completions is not None
     context.begin(work, "score", "Scoring")
-    rule, label = context.config.reward_rule, context.model_label
+    rule, label = context.rule, context.model_label
     with work.timed("score"), work.judging(context.scorer.judge):
         scored = await score_local_groups(
             context.host.engine.tokenizer, context.scorer, work.questions, work.completions, rule, label
@@ -317,6 +317,23 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             raise
     work.trained, work.replayed = batch, len(replayed)
     context.end()
+
+
+AFTER_EXAMPLES = 0.3
+"""Factor on the default learning rate for practice after an examples phase: most answers are right then, and the few wrong
+ones of a batch, with normalised advantages, would pull at everything learned. Measured: decision 52."""
+
+
+def rate_share(config: RunConfig, round_number: int) -> float:
+    """The share of the learning rate in a round of practice (0, 1, …): 1, or in the second half of a planned run falling
+    linearly to final_rate at the last round.
+
+    A constant rate leaves the noise of the last steps in the weights: see docs/decisions/0011-falling-rate.md.
+    """
+    last = config.rounds - 1
+    if last < 1 or round_number <= last / 2:
+        return 1.0
+    return 1.0 - (1.0 - config.final_rate) * min(1.0, round_number / last * 2.0 - 1.0)
 
 
 async def _practised(

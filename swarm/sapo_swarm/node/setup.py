@@ -134,6 +134,7 @@ def round_context(
         stream=stream,
         model_label=info.model,
         per_source=groups_of_a_source(info.parameters),
+        rule=config.reward_rule,
         excluded=excluded,
         memory=memory,
         portion=BatchSizer(most=max(1, config.local_groups * config.group_size // 2) if setup.deaths else 0),

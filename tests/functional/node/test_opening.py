@@ -13,8 +13,7 @@ from msgspec import structs
 from tests.support.model_folder import chain, weights
 from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, make
 
-from sapo_backends.base import Engine, Progress
-from sapo_backends.errors import CancelToken
+from sapo_backends.base import CancelToken, Engine, Progress
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.frame import header_line

@@ -44,7 +44,9 @@ CHATML = (
 def evaluated(round_: int, pass_at_1: float, delta: float | None = None, permuted: float = 0.0) -> Evaluated:
     """One task, a hundred questions."""
     low, high = pass_at_1 - 0.05, pass_at_1 + 0.05
-    task = TaskScore("basic_arithmetic", 100, pass_at_1, low, high, 1.0, 0.0, permuted)
+    task = TaskScore(
+        "basic_arithmetic", 100, pass_at_1, low, high, 1.0, 0.0, permuted, base=None if delta is None else 0.4
+    )
     ends = (None, None) if delta is None else (delta - 0.02, delta + 0.02)
     return Evaluated(
         round=round_,

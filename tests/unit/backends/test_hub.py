@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.support.hub_server import COMMIT, Hub, hub_server
 
+from sapo_backends.base import CancelToken
 from sapo_backends.checkpoints import hub_cache, hub_download, locate
-from sapo_backends.errors import Cancelled, CancelToken, DownloadFailed, ModelNotFound
+from sapo_backends.errors import Cancelled, DownloadFailed, ModelNotFound
 
 ID = "owner/tiny"
 WEIGHTS = bytes(range(256)) * 1200

@@ -19,11 +19,10 @@ from sapo_backends.common.round_memory import (  # noqa: E402
     COMPILED,
     ModelSize,
     RoundShape,
-    bucket_size,
     bytes_to_update,
     elements_of_masks,
 )
-from sapo_backends.common.update import flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
+from sapo_backends.common.update import bucket_size, flat_tokens, padded_tokens, plan_micro_batches  # noqa: E402
 from sapo_backends.torch_backend import packing  # noqa: E402
 from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402

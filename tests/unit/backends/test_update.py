@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.base import Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
+from sapo_backends.base import CancelToken, Engine, LoadRequest, PolicyUpdate, Sampling, TrainSample
 from sapo_backends.common.update import Report, UpdateTally, condense, run_update, share_prefix
 from sapo_backends.composite import CompositeEngine
-from sapo_backends.errors import Cancelled, CancelToken
+from sapo_backends.errors import Cancelled
 from sapo_backends.fake import FakeBackend, FakeEngine
 
 BATCH = [TrainSample((1, 2), (3, 4), 1.0), TrainSample((1, 2), (5, 4), -1.0)]

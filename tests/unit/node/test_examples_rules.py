@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_backends.errors import CancelToken
+from sapo_backends.base import CancelToken
 from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, ExamplesRead, RoundFinished, RunStarted, StateChanged, decode_event, encode_event

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sapo_backends.errors import CancelToken
+from sapo_backends.base import CancelToken
 from sapo_swarm.events import Vitals
 from sapo_swarm.node.governor import run_control
 from sapo_swarm.node.governor.rules import (

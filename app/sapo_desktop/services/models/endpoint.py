@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from sapo_backends.base import Completion, Sampling
-from sapo_backends.errors import BackendError, Cancelled, CancelToken
+from sapo_backends.base import CancelToken, Completion, Sampling
+from sapo_backends.errors import BackendError, Cancelled
 from sapo_desktop.errors import AppError
 from sapo_desktop.services.models.pieces import next_piece
 from sapo_swarm.node.engine_thread import EngineThread

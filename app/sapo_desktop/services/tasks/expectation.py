@@ -14,8 +14,8 @@ from pathlib import PurePath
 
 import msgspec
 
-from sapo_backends.base import Completion, Sampling
-from sapo_backends.errors import BackendError, Cancelled, TimeLimit
+from sapo_backends.base import Completion, Sampling, TimeLimit
+from sapo_backends.errors import BackendError, Cancelled
 from sapo_desktop.services.bases.forecast import TrainingForecast, in_words
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.tasks.proposal.wording import has_form, written_answer_of

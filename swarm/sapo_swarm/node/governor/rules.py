@@ -651,12 +651,12 @@ def _memory(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) 
     if now.free_memory is None or not limits.min_free_memory:
         return FREE
     free, minimum = now.free_memory, limits.min_free_memory * _GB
+    if free >= 2 * minimum * (SLACK if level else 1.0):
+        return FREE
     reason = f"only {size_text(free)} of memory free"
     if free < minimum * (SLACK if level == ThrottleLevel.PAUSE else 1.0):
         return RuleDecision(ThrottleLevel.PAUSE, reason, f"at {size_text(minimum * SLACK)}: close something")
-    if free < 2 * minimum * (SLACK if level else 1.0):
-        return RuleDecision(ThrottleLevel.EASE, reason, f"at {size_text(2 * minimum * SLACK)}")
-    return FREE
+    return RuleDecision(ThrottleLevel.EASE, reason, f"at {size_text(2 * minimum * SLACK)}")
 
 
 def _disk(limits: ResourceLimits, now: MachineReadings, level: ThrottleLevel) -> RuleDecision:

@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from sapo_backends.errors import CancelToken, OutOfMemory
+from sapo_backends.base import CancelToken
+from sapo_backends.errors import OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged, Vitals
 from sapo_swarm.events import State as NodeState
 from sapo_swarm.node.clock import format_duration, local_time, steady_seconds
