@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from msgspec import structs
-from sapo_swarm.algorithms import examples_rate
 
 from sapo_backends.base import Engine
 from sapo_desktop.services.machine.engines import engine_builder
 from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.schema import parse_experiment
+from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node import round_phases
