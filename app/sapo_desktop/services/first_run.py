@@ -259,14 +259,14 @@ def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
     Raises UsageError, AppError, BackendError.
     """
     from sapo_desktop.services.bases import fetching
-    from sapo_desktop.services.models.shelf import creating, store
+    from sapo_desktop.services.models.shelf import keeping, store
     from sapo_desktop.settings import flags
 
     saved = save_answers(answers, home.settings, home.invite)
     chosen = {"tasks": saved.run.tasks} if answers.task else {}
     run = flags.propose_run(saved.run, fetching.fetch_base_metadata, **chosen)
     return [
-        creating.create_model(
+        keeping.create_model(
             home, store.unused_name(store.suggest_model_name(answers.task), store.taken_model_names(home)), run
         ).name
     ]

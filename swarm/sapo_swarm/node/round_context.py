@@ -104,8 +104,7 @@ class ReplayBuffer(msgspec.Struct):
 def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
     """The buffer after this many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a
     task that is no longer in the run may be gone. Raises JournalError."""
-    memory = ReplayBuffer()
-    imitates = imitates_others(config)
+    memory, imitates = ReplayBuffer(), imitates_others(config)
     if not config.replay_groups and config.curriculum == "uniform" and not imitates:
         return memory
     by_round: dict[int, dict[tuple[str, str], Group]] = {}

@@ -19,7 +19,7 @@ from sapo_desktop.paths import Home
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models.screen import settings_actions
-from sapo_desktop.services.models.shelf import changes, creating, history, store
+from sapo_desktop.services.models.shelf import changes, history, keeping, store
 from sapo_swarm.config import RunConfig
 from sapo_swarm.resolve_run import resolve_run_config
 
@@ -68,7 +68,7 @@ def test_a_folder_that_is_typed_on_screen_4_or_in_the_first_questions_or_f2_is_k
     home.prepare()
     shutil.copytree(sapo_assets.model_path("starter-1m"), base)
     monkeypatch.chdir(tmp_path)
-    ann = creating.create_model(home, "ann", RunConfig(model="owner/name"))
+    ann = keeping.create_model(home, "ann", RunConfig(model="owner/name"))
     assert (ann.config.model, ann.record.base) == (str(base), str(base))
     [bea] = first_run.first_model(FirstRunAnswers(model="owner/name"), home)
     assert store.find_model(home, bea).config.model == settings.load_settings(home.settings).run.model == str(base)

@@ -14,7 +14,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home, quote_command
 from sapo_desktop.services.bases import card, fetching, local_models, recommended
-from sapo_desktop.services.models.shelf import creating, store
+from sapo_desktop.services.models.shelf import store
 from sapo_desktop.settings import flags
 from sapo_desktop.streams import json_line, overwrite_line
 from sapo_swarm.protocol.safe_text import safe_text
@@ -23,7 +23,9 @@ from sapo_swarm.protocol.safe_text import safe_text
 def list_bases(home: Home, args: argparse.Namespace) -> int:
     """List the bases: bundled, from other programs on this computer, on this disk, recommended. Works offline."""
     config = settings.load_settings(home.settings).run
-    bundled = dict(creating.bundled_bases())
+    import sapo_assets
+
+    bundled = sapo_assets.models()
     here = {one.repository: one for one in hub_cache.all_cached()}
     recommendations = recommended.load_recommended_list()
     local = local_models.scan_local_bases(flags.propose_run(config, model="starter"))

@@ -11,7 +11,7 @@ from sapo_desktop import settings
 from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
-from sapo_desktop.services.models.shelf import creating
+from sapo_desktop.services.models.shelf import keeping
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     home = Home.find()
     home.prepare()
     config = flags.run_config(settings.load_settings(home.settings), args, fetching.fetch_base_metadata)
-    model = creating.create_model(home, args.name, config)
+    model = keeping.create_model(home, args.name, config)
     defaults = msgspec.structs.asdict(settings.load_settings(home.settings).run)
     own = [
         f"{key.replace('_', ' ')} {settings.format_value(value)}"

@@ -12,7 +12,7 @@ import msgspec
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.machine import engines
-from sapo_desktop.services.models.shelf import changes, creating, history, keeping, mending, store
+from sapo_desktop.services.models.shelf import changes, history, keeping, mending, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
@@ -99,7 +99,7 @@ def begin_session(home: Home, session: TrainingSession, invite: Invite | None) -
     keeping.remove_abandoned(home, time.time())
     device = session.model.config.device if session.model else RunConfig().device
     config = msgspec.structs.replace(session.config, device=device)
-    model = session.model or creating.create_model(home, session.name, config)
+    model = session.model or keeping.create_model(home, session.name, config)
     place = f"at {invite.host}" if invite else ""
     swarm = invite.swarm if invite else ""
     changed = changes.describe_changes(model.record, session.config, swarm, place)

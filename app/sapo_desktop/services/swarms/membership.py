@@ -235,7 +235,7 @@ async def join_swarm(
         exchange.share_fraction = info.share_fraction
         if info.open and saved is not None and not on_trial and await asyncio.to_thread(_on_trial, saved, invite):
             on_trial, exchange.policy = True, strict
-        shared, sentences = active_shared_tasks(config, invite.swarm, await fetch_task_offers(client))
+        shared, sentences = active_shared_tasks(config, invite.swarm, await client.tasks())
         if not on_trial:
             exchange.policy = replace(rules, own=shared)
     except Refused as error:
@@ -269,16 +269,6 @@ def _unsettled(path: Path, invite: Invite) -> bool:
         return _on_trial(path, invite)
     except AppError:
         return True
-
-
-async def fetch_task_offers(client: NodeClient) -> tuple[TaskOffer, ...]:
-    """The host's custom tasks that the swarm trains on; none where the coordinator is an earlier version."""
-    try:
-        return await client.tasks()
-    except Refused as refused:
-        if refused.code == "not_found":
-            return ()
-        raise
 
 
 def _sentence(error: CoordinatorError) -> str:

@@ -96,13 +96,13 @@ async def member_client(home: Home, invite: Invite | None = None) -> AsyncIterat
 async def list_task_offers(client: NodeClient, home: Home) -> tuple[TaskOffer, ...]:
     """The tasks that the swarm offers this member, which joins first where it has not yet. Raises CoordinatorError."""
     try:
-        return await membership.fetch_task_offers(client)
+        return await client.tasks()
     except Refused as refused:
         if refused.code != "unknown_node":
             raise
     loaded = settings.load_settings(home.settings)
     await client.join(loaded.person.name, membership.public_model_name(loaded.run.model))
-    return await membership.fetch_task_offers(client)
+    return await client.tasks()
 
 
 def accept_task(home: Home, swarm: str, offer: TaskOffer, task: OwnTask) -> str:

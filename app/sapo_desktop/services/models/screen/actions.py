@@ -213,11 +213,10 @@ class HomeModels:
     def _offer(self) -> NewModelInfo:
         import sapo_assets
         from sapo_desktop.services.bases import local_models
-        from sapo_desktop.services.models.shelf import creating
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
-        toys = tuple((name, sapo_assets.describe_model(name)) for name, _ in creating.bundled_bases())
+        toys = tuple((name, sapo_assets.describe_model(name)) for name in sorted(sapo_assets.models()))
         run = settings.load_settings(self._home.settings).run
         first = ((run.model, "as in your settings"),) if run.model not in dict(toys) else ()
         count = f"{len(run.tasks)} task{'' if len(run.tasks) == 1 else 's'}"
@@ -239,13 +238,13 @@ class HomeModels:
 
     def _new(self, answers: NewModel) -> Model:
         from sapo_desktop.services.bases import fetching
-        from sapo_desktop.services.models.shelf import creating
+        from sapo_desktop.services.models.shelf import keeping
 
         config = settings.load_settings(self._home.settings).run
         typed = {"model": answers.base, "preset": answers.preset, "tasks": answers.tasks}
         chosen = {name: value for name, value in typed.items() if value}
         run = flags.propose_run(config, fetching.fetch_base_metadata, **chosen)
-        return creating.create_model(self._home, answers.name, run)
+        return keeping.create_model(self._home, answers.name, run)
 
     async def proceed(self, id: str) -> str:
         """Let the node train this model; returns a sentence."""

@@ -1,4 +1,4 @@
-"""Renaming, duplicating, deleting, and freeing space: what an owner does with a model besides training it."""
+"""Creating, renaming, duplicating, deleting, and freeing space: what an owner does with a model besides training it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.checkpoints.local_models import is_named
 from sapo_backends.errors import size_text
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
+from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import store
 from sapo_desktop.services.models.shelf.store import Model
+from sapo_desktop.settings import flags
+from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted, encode_event
 from sapo_swarm.node.checkpoints import folder_bytes, free_bytes
 from sapo_swarm.node.journal import JournalError, decode_event_row, read_only
@@ -35,6 +39,20 @@ class RemovableFolder:
     path: Path
     size: int
     what: str
+
+
+def create_model(home: Home, name: str, config: RunConfig) -> Model:
+    """A new model of that name that starts from config.model. A base on the hub is downloaded when training first starts.
+    Everything is checked before a folder is created, including what the hub says about a base that is not here yet.
+
+    Raises UsageError, UnknownTask, BackendUnavailable, ModelNotFound, AppError; then nothing is left behind.
+    """
+    store.check_model_name(name, store.taken_model_names(home))
+    base = config.model
+    config = msgspec.structs.replace(config, model=flags.absolute_model(base))  # a node starts in another folder
+    flags.check_config(config)
+    fetching.require_usable_base(config)
+    return store.create_model_folder(home, name, config, base if is_named(base) else config.model)
 
 
 def rename_model(home: Home, model: Model, name: str) -> Model:
