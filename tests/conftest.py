@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -48,6 +49,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are processors, up to four: half of the time a test waits for a screen to rest or for a process."""
     return min((os.cpu_count() or 1) + 1, 4)
+
+
+gc.disable()  # while thousands of tests are imported
+
+
+def pytest_runtestloop() -> None:
+    """What was imported is not searched for garbage again and again."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -41,21 +41,22 @@ def calm(home: Path) -> None:
     """Give the home these settings unless it has some. A home that cannot be made is the business of the test."""
     with contextlib.suppress(OSError):
         home.mkdir(parents=True, exist_ok=True)
+        kernels(home)
         with (home / "config.toml").open("x") as file:
             file.write(CALM)
-            kernels(home)
 
 
 def kernels(home: Path) -> None:
     """Give the home the torch engine's C code and its check of this processor, which take seconds. Raises OSError."""
-    if made := _made():
-        folder = home / "cache" / "native"
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        shutil.copyfile(made, folder / made.name)
-        (folder / made.name).chmod(0o700)
-        for record in made.parents[1].glob(_MET):
-            shutil.copyfile(record, home / "cache" / record.name)
-            (home / "cache" / record.name).chmod(0o600)
+    made = _made()
+    if made is None or (home / "cache" / "native" / made.name).exists():  # a node may run it
+        return
+    for folder in (home / "cache", home / "cache" / "native"):
+        folder.mkdir(0o700, exist_ok=True)
+    for file, mode in ((made, 0o700), *((record, 0o600) for record in made.parents[1].glob(_MET))):
+        copy = home / "cache" / file.relative_to(made.parents[1])
+        shutil.copyfile(file, copy)
+        copy.chmod(mode)
 
 
 _MET = "met-*.json"

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pyte
-from tests.support.node_process import environment
+from tests.support.node_process import environment, kernels
 
 
 class Terminal:
@@ -85,6 +85,7 @@ async def terminal(home: Path, command: Sequence[str], columns: int = 120, rows:
     """The command in a pty of that size; killed at the end."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    kernels(home)
     variables = {**environment(home), "TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8"}
     process = await asyncio.to_thread(
         subprocess.Popen, command, env=variables, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
