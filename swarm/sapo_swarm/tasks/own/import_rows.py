@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from sapo_backends.errors import size_text
 from sapo_swarm.tasks.own.spec import BadTask
 
 # Names of columns: the headings in the file, in a form that a prompt can hold.
@@ -366,6 +367,6 @@ def _parquet(path: Path, names: Names) -> RowTable:
                     raise BadTask(result.sentence)
                 return result.table
     raise BadTask(
-        f"{path.name} cannot be read: it crashes its reader, or takes over {PARQUET_MEMORY / 1e9:.1f} GB of memory or "
+        f"{path.name} cannot be read: it crashes its reader, or takes over {size_text(PARQUET_MEMORY)} of memory or "
         f"{PARQUET_S} s of processor time. Save it as CSV."
     )
