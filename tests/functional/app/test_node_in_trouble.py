@@ -86,7 +86,7 @@ async def test_the_dashboard_opens_beside_a_halted_node_and_follows_it_once_it_w
             await pilot.pause(0.02)
         assert f"kill -CONT {halted.pid}" in app.state.link.sentence
         os.kill(halted.pid, signal.SIGCONT)
-        while not app.state.link.connected:
+        while app.state.link is None or not app.state.link.connected:  # None while its history begins anew
             await pilot.pause(0.02)
 
 
