@@ -38,6 +38,9 @@ def install_command(*packages: str, prefix: str = sys.prefix) -> str:
     """The command that installs packages into the environment at `prefix`, by default the running one. It contains no
     personal folder names."""
     index = torch_index() if "torch" in packages else ""
+    if "archive-v0" in Path(prefix).parts:  # the environment of a uvx call, which nothing can be installed into
+        backend = "--torch-backend auto " if "torch" in packages else ""
+        return f"uvx {backend}{' '.join(f'--with {shlex.quote(name)}' for name in packages)} --from WHEEL sapo-desktop"
     if index:
         rest = tuple(name for name in packages if name != "torch")
         both = (("torch", "--index-url", index), rest)

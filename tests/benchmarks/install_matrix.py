@@ -161,15 +161,15 @@ def allow_writing(folder: Path) -> None:
             path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
-def use(call: list[str], environment: dict[str, str]) -> dict[str, object]:
+def use(call: list[str], environment: dict[str, str], engine: str) -> dict[str, object]:
     """What each verb ends with: the sentence of its error where it fails."""
     failed: dict[str, str] = {}
     listed = run([*call, "--help"], environment).stdout
     groups = re.findall(r"^  (\w.*)$", listed.partition("verbs:")[2].partition("sapo-desktop VERB")[0], re.MULTILINE)
     if groups != [*VERBS]:
         failed["--help"] = f"its groups are {groups}"
-    for verb in VERBS.values():
-        done = run([*call, *verb], environment)
+    for group, verb in VERBS.items():
+        done = run([*call, *verb, *(("--trainer", "mlx") if (group, engine) == ("Train", "mlx") else ())], environment)
         if done.returncode:
             failed[verb[0]] = (done.stderr.strip().splitlines() or ["no output"])[-1]
     doctor = run([*call, "doctor", "--self-test", "--json"], environment)
@@ -209,7 +209,7 @@ def measure(
         (Path(name) / "home" / "config.toml").write_text(SETTINGS, "utf-8")
         before = forbid_writing(folder) if read_only else []
         try:
-            return line | use([*before, *call], environment)
+            return line | use([*before, *call], environment, engine)
         finally:
             if read_only and not before:
                 allow_writing(folder)

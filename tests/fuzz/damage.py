@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import random
 import shutil
 import sys
@@ -38,7 +39,9 @@ from sapo_swarm.node import aha_trail
 from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.node.journal import Journal, check_journal, read_only
 from sapo_swarm.node.resume_log import UpdateLog
+from sapo_swarm.tasks.own.import_rows import read_table
 
+PYARROW = importlib.util.find_spec("pyarrow") is not None
 RECORDING = Path(__file__).resolve().parents[2] / "assets" / "sapo_assets" / "tour" / "swarm.jsonl"
 
 
@@ -150,6 +153,14 @@ def hosting_read(folder: Path) -> None:
     hosting.find_coordinator(Home(folder, folder, folder, folder, folder))
 
 
+def parquet_make(folder: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"question": [f"{n} + 1?" for n in range(99)], "answer": [str(n + 1) for n in range(99)]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "rows.parquet")
+
+
 def of(scenario: str, read: Callable[[Path], object], number: int = 3) -> Kind:
     """A file that a fault scenario writes too."""
     keep = {
@@ -182,6 +193,7 @@ KINDS = (
     of("invite", single_files.kept_invite),
     of("admin access", single_files.kept_access),
     of("own task", single_files.kept_task),
+    *([Kind("Parquet table", parquet_make, lambda folder: read_table(folder / "rows.parquet"))] if PYARROW else []),
 )
 
 

@@ -42,6 +42,10 @@ def test_a_missing_package_is_named_with_its_remedy(package: str, engine: str, r
             "/home/ada/.local/share/uv/tools/sapo-desktop",
             "uv pip install --python \"$(uv tool dir)/sapo-desktop\" zeroconf 'redis[hiredis]'",
         ),
+        (
+            "/home/ada/.cache/uv/archive-v0/x",
+            "uvx --with zeroconf --with 'redis[hiredis]' --from WHEEL sapo-desktop",
+        ),
     ],
 )
 def test_a_hint_installs_into_the_environment_that_runs_and_names_no_home(prefix: str, command: str) -> None:
