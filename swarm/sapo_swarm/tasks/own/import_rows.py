@@ -349,6 +349,7 @@ class ParquetResult(msgspec.Struct):
 
 def _parquet(path: Path, names: Names) -> RowTable:
     from sapo_backends.child_process import ChildProcess, child_environment, python_command
+    from sapo_backends.errors import size_text
     from sapo_backends.packages import install_command  # the dashboard imports no engine code
 
     if getattr(sys, "frozen", False) or importlib.util.find_spec("pyarrow") is None:
@@ -366,6 +367,6 @@ def _parquet(path: Path, names: Names) -> RowTable:
                     raise BadTask(result.sentence)
                 return result.table
     raise BadTask(
-        f"{path.name} cannot be read: it crashes its reader, or takes over {PARQUET_MEMORY / 1e9:.1f} GB of memory or "
+        f"{path.name} cannot be read: it crashes its reader, or takes over {size_text(PARQUET_MEMORY)} of memory or "
         f"{PARQUET_S} s of processor time. Save it as CSV."
     )
