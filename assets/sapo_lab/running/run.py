@@ -84,7 +84,7 @@ class ResumeSettings(msgspec.Struct, frozen=True):
     final_samples: int = 1
 
 
-GONE = ("stage", "stage_groups")
+GONE = ("stage", "stage_groups", "group_sizes")
 """Settings of a run that existed when some were saved."""
 
 

@@ -350,7 +350,6 @@ class ParquetResult(msgspec.Struct):
 
 def _parquet(path: Path, names: Names) -> RowTable:
     from sapo_backends.child_process import ChildProcess, child_environment, python_command
-    from sapo_backends.errors import size_text
     from sapo_backends.packages import install_command  # the dashboard imports no engine code
 
     if getattr(sys, "frozen", False) or importlib.util.find_spec("pyarrow") is None:
