@@ -52,7 +52,7 @@ def kernels(home: Path) -> None:
     if made is None or (home / "cache" / "native" / made.name).exists():  # a node may run it
         return
     for folder in (home / "cache", home / "cache" / "native"):
-        folder.mkdir(0o700, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
     for file, mode in ((made, 0o700), *((record, 0o600) for record in made.parents[1].glob(_MET))):
         copy = home / "cache" / file.relative_to(made.parents[1])
         shutil.copyfile(file, copy)
