@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.node_process import FAKE, calm, sapo
+from tests.support.own_tasks import sums
 from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
@@ -21,6 +22,7 @@ from sapo_desktop.dashboard.screens.models.compare import CompareScreen
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelScreen, ModelsScreen
 from sapo_desktop.dashboard.screenshot import render_screenshot
+from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.screen.settings_actions import HomeSettings
@@ -321,3 +323,19 @@ async def test_the_picture_for_the_readme_names_no_host(home: Home) -> None:
     assert "Held-out" in drawn
     assert "https://" not in drawn
     assert "@font-face" not in drawn
+
+
+async def test_a_new_model_can_train_on_a_task_of_ones_own(home: Home) -> None:
+    """The person's tasks come first."""
+    home.settings.write_text(f'[run]\ntrainer = "fake"\nmodel = "fake"\n{home.settings.read_text()}')
+    sums(home.tasks / "my_sums")
+    app = SapoDashboard(ControlFeed(home.socket), model_actions=HomeModels(home))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        await pilot.press("n")
+        await until(pilot, lambda: isinstance(app.screen, NewModelDialog))
+        assert app.screen.query_one("#questions", Choice).answers[0] == ("my_sums", "a task of yours")
+        app.screen.query_one("#name", Input).value = "second"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.state.run is not None and app.state.run.name == "second")
+    assert store.find_model(home).config.tasks == ("my_sums",)

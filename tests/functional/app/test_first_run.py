@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.screens.first_run import BasesDialog, FirstRunScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services import first_run
-from sapo_desktop.services.first_questions import LIST, OWN, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo
+from sapo_desktop.services.first_questions import LIST, OTHER, OWN, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo
 from sapo_swarm.config import PAPER_TASKS
 
 
@@ -359,3 +359,28 @@ async def test_esc_leads_back_from_the_list_to_the_questions_and_enter_opens_it_
                 await pilot.pause()
             assert pilot.app.screen.query_one("#model", Choice).value == LIST
         assert not app.begun
+
+
+async def test_what_is_typed_or_dropped_on_the_screen_becomes_the_model(tmp_path: Path) -> None:
+    """Typing where "another" is chosen needs no step into the field; a GGUF file can be dropped anywhere."""
+    models = (("starter", "a toy, bundled"), (OTHER, "type it"))
+    info = FirstRunInfo(models=models)
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, info=lambda: info)
+    file = tmp_path / "my model.GGUF"
+    file.write_bytes(b"GGUF")
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("down", "down", "right", *"ow/n")
+        typed = pilot.app.screen.query_one("#typed", Input)
+        assert typed.value == "ow/n"
+        assert typed.has_focus
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        pilot.app.post_message(events.Paste(f"'{file}'"))
+        typed = pilot.app.screen.query_one("#typed", Input)
+        while not typed.value:
+            await pilot.pause()
+        await pilot.pause()
+        assert pilot.app.screen.query_one("#model", Choice).value == OTHER
+        assert typed.value == str(file)

@@ -85,11 +85,23 @@ def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
 def test_a_model_that_nobody_evaluated_says_so() -> None:
     """No figure is invented, and what it is not is told all the same."""
     text = written()
-    assert "No held-out evaluation was made while it trained.\n" in text
+    assert "It has not been measured on held-out questions since it was trained.\n" in text
     assert "What it is not" in text
     assert "look it up (https://huggingface.co/owner/name)" in text
     assert "license:" not in text
     assert "base_model: owner/name" in text
+
+
+def test_a_model_that_only_imitated_examples_is_no_work_of_reinforcement_learning() -> None:
+    """One that practised afterwards is both."""
+    imitated = written(rounds=24, examples=24, tasks=("mails",))
+    assert "fine-tuned on verified right answers on the task mails" in imitated
+    assert "in 24 rounds, by imitating right answers in 24 of them\n" in imitated
+    assert "reinforcement" not in imitated
+    both = written(rounds=30, examples=24, algorithm="grpo")
+    assert "fine-tuned on verified right answers and post-trained by reinforcement learning" in both
+    assert "by imitating right answers in 24 of them, then by grpo on its own rollouts" in both
+    assert "tags: [reinforcement-learning, rlvr, sapo-desktop]" in both
 
 
 def test_names_and_folders_become_plain_text() -> None:
@@ -217,7 +229,9 @@ def test_agreement_counts_prompts_answers_and_the_way_to_the_first_other_token()
     ours = [([1], [5, 6, 7, 8]), ([2], [5]), ([3], [])]
     same = compare_greedy_answers("peft", "1.0", ours, ours, 64)
     assert (same.prompts, same.identical, same.followed) == (3, 3, 1.0)
-    assert same.sentence() == "Loaded again by peft 1.0: 3 of 3 greedy answers identical (at most 64 tokens each)."
+    assert same.sentence() == (
+        "Loaded again by peft 1.0: 3 of 3 greedy answers identical to the trained model's (at most 64 tokens each)."
+    )
     assert not same.wrong(lossless=True)
     other = compare_greedy_answers("llama_cpp", "1.0", ours, [([1], [5, 6, 9]), ([2], [5]), ([3], [])], 64)
     assert (other.identical, other.followed) == (2, pytest.approx((0.5 + 1 + 1) / 3))

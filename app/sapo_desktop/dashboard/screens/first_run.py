@@ -175,10 +175,11 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             yield Choice("Tasks", self.info.tasks, id="tasks")
             yield Choice("Model", self.info.models, id="model")
             yield Input(
-                placeholder="Base       a hub id such as owner/name, a GGUF file, or a folder",
+                placeholder="Model      a hub id such as owner/name, a GGUF file, or a folder",
                 id="typed",
                 compact=True,
                 max_length=400,
+                select_on_focus=False,
             )
             yield Choice("Hardware", self.info.hardware, id="hardware")
             yield Static("", id="speed", markup=False)
@@ -267,6 +268,24 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         elif path := dropped_file(text):
             self._file = path
             self.query_one("#tasks", Choice).choose(OWN, plain_text(path, 200))
+        elif path := dropped_file(text, (".gguf",)):
+            self._type_base(path)
+
+    def on_key(self, event: events.Key) -> None:
+        """What is typed on "another" is the model."""
+        on_model = self.focused is not None and self.focused.id == "model" and self._value("model") == OTHER
+        if on_model and event.character and event.is_printable:
+            event.stop()
+            self._type_base(event.character)
+
+    def _type_base(self, text: str) -> None:
+        """Answer with another model, of this name or with these letters of it."""
+        model, typed = self.query_one("#model", Choice), self.query_one("#typed", Input)
+        if model.value != OTHER:
+            model.choose(OTHER, dict(model.answers).get(OTHER, ""))
+        self.answers_changed()
+        typed.focus()
+        typed.insert_text_at_cursor(text)
 
     def _take(self, line: str) -> None:
         """Answer with the swarm of this invite."""
@@ -338,7 +357,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         other = self._value("model") == OTHER
         model = self.query_one("#typed", Input).value.strip() if other else self._value("model")
         if not model:
-            self._complain("Type the model's hub id, such as owner/name, or choose one of the list.", "#typed")
+            self._complain("Type a hub id such as owner/name, the path of a GGUF file, or a folder.", "#typed")
         elif wrong := await self._asked(
             _reading(model), self.info.check, model if is_checked(self._value("model")) else ""
         ):

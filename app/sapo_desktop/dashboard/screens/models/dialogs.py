@@ -87,7 +87,7 @@ class NewModelDialog(_Form):
                 yield Input(
                     placeholder="a folder, a GGUF file, or a hub id such as owner/name", id="other", compact=True
                 )
-            yield Choice("Tasks", self._info.presets, id="preset")
+            yield Choice("Tasks", self._info.questions, id="questions")
             yield Static("", id="complaint", markup=False)
             yield Static(
                 key_hint(("Enter", "make it and train it"), ("arrows", "change"), ("Esc", "cancel")), markup=False
@@ -98,7 +98,11 @@ class NewModelDialog(_Form):
         other = self.query_one("#other", Input).value.strip()
         base = other or self.query_one("#base", Choice).value
         name = self.query_one("#name", Input).value.strip()
-        return self._make(NewModel(name, base, self.query_one("#preset", Choice).value))
+        questions = self.query_one("#questions", Choice)
+        own = questions.place < self._info.own
+        return self._make(
+            NewModel(name, base, tasks=(questions.value,)) if own else NewModel(name, base, questions.value)
+        )
 
 
 class NameDialog(_Form):

@@ -61,6 +61,7 @@ class ModelCardRecord:
     method: str = ""
     system: str = ""
     rounds: int = 0
+    examples: int = 0
     tokens: int = 0
     swarm: bool = False
     held_out: Evaluated | None = None
@@ -85,9 +86,7 @@ def render_model_card(record: ModelCardRecord, format_name: str, use: str, check
     parts = [
         _front(record, format_name),
         f"# {_plain(record.name)}\n",
-        f"{_plain(record.base_name)}, post-trained by reinforcement learning with "
-        f"{'the verdicts of a judge model' if record.judged else 'verifiable rewards'} "
-        f"on {_count(record.tasks)} with sapo-desktop.\n",
+        f"{_plain(record.base_name)}, {_method(record)} on {_count(record.tasks)} with sapo-desktop.\n",
         "## Use\n",
         use,
         _reasoning(record),
@@ -103,6 +102,18 @@ def render_model_card(record: ModelCardRecord, format_name: str, use: str, check
         f"Licence of the base: {_licence_line(record)}",
     ]
     return "\n".join(part for part in parts if part) + "\n"
+
+
+def _practised(record: ModelCardRecord) -> bool:
+    """Whether it has learned from its own attempts, not from examples alone."""
+    return record.rounds > record.examples or not record.rounds
+
+
+def _method(record: ModelCardRecord) -> str:
+    rewards = "the verdicts of a judge model" if record.judged else "verifiable rewards"
+    examples = "fine-tuned on verified right answers" if record.examples else ""
+    practice = f"post-trained by reinforcement learning with {rewards}" if _practised(record) else ""
+    return " and ".join(part for part in (examples, practice) if part)
 
 
 def _reasoning(record: ModelCardRecord) -> str:
@@ -132,14 +143,17 @@ def _plain(text: str) -> str:
 
 
 def _front(record: ModelCardRecord, format_name: str) -> str:
-    rewards = "" if record.judged else "rlvr, "
-    lines = ["---", f"tags: [reinforcement-learning, {rewards}sapo-desktop]"]
+    practice = ["reinforcement-learning", *([] if record.judged else ["rlvr"])] if _practised(record) else []
+    lines = ["---", f"tags: [{', '.join([*practice, 'sapo-desktop'])}]"]
     if record.licence != UNKNOWN:
         lines.append(f"license: {record.licence}")
     if _HUB_ID.fullmatch(record.base_name):
         kind = {"adapter": "adapter", "gguf": "quantized"}.get(format_name, "finetune")
         lines += [f"base_model: {record.base_name}", f"base_model_relation: {kind}"]
-    library = {"hf": "transformers", "adapter": "peft", "mlx": "mlx", "gguf": "gguf"}[format_name]
+    on_gguf = record.base_name.casefold().endswith(".gguf")  # its adapter is a GGUF file too
+    library = {"hf": "transformers", "adapter": "gguf" if on_gguf else "peft", "mlx": "mlx", "gguf": "gguf"}[
+        format_name
+    ]
     return "\n".join([*lines, f"library_name: {library}", "pipeline_tag: text-generation", "---", ""])
 
 
@@ -147,8 +161,13 @@ def _training(record: ModelCardRecord) -> Iterator[str]:
     yield f"base: {_plain(record.base_name)}{', in 4 bits (NF4) while it was trained' if record.four_bit else ''}"
     how = {"lora": "a LoRA adapter", "full": "all weights"}.get(record.method, "the weights")
     together = "its own rollouts and those of others in a swarm (SAPO, arXiv 2509.08721)"
-    yield f"trained: {how}, by {record.algorithm or 'policy gradient'}, on {together if record.swarm else 'its own rollouts'}"
-    yield f"rounds: {record.rounds:,}; tokens generated for training: {record.tokens:,}"
+    steps = [f"by imitating right answers in {record.examples:,} of them"] if record.examples else []
+    if _practised(record):
+        steps.append(
+            f"by {record.algorithm or 'policy gradient'} on {together if record.swarm else 'its own rollouts'}"
+        )
+    yield f"trained: {how}, in {record.rounds:,} round{'' if record.rounds == 1 else 's'}, {', then '.join(steps)}"
+    yield f"tokens generated for training: {record.tokens:,}"
     if record.tasks:
         preset = f" (preset {record.preset})" if record.preset else ""
         yield f"tasks{preset}: {', '.join(map(_plain, record.tasks))}"
@@ -159,7 +178,7 @@ def _held_out(record: ModelCardRecord) -> Iterator[str]:
     """pass@1 by task with intervals, beside the base where it was measured."""
     now = record.held_out
     if now is None:
-        yield "No held-out evaluation was made while it trained.\n"
+        yield "It has not been measured on held-out questions since it was trained.\n"
         return
     yield (
         f"{'Judged good' if record.judged else 'Strict pass@1'} at temperature {now.temperature:g} on held-out questions that "
@@ -232,6 +251,7 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Model
         preset=shown_preset(config),
         algorithm=config.algorithm,
         rounds=rounds,
+        examples=sum(event.covers for event in newest if event.examples),
         tokens=sum(event.tokens_generated for event in newest),
         swarm=any(event.external_groups for event in newest),
         held_out=trained[-1] if trained else None,

@@ -252,7 +252,8 @@ class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """For people."""
         name = LIBRARIES.get(self.library, self.library)
-        text = f"Loaded again by {name} {self.version}: {self.identical} of {self.answers} greedy answers identical"
+        share = f"{self.identical} of {self.answers} greedy answers identical to the trained model's"
+        text = f"Loaded again by {name} {self.version}: {share}"
         if self.identical < self.answers:
             text += f", {100 * self.followed:.0f} % of each followed before the first other token"
         if self.prompts < self.answers:

@@ -168,7 +168,7 @@ _GGUF = {
     "q4_0": "the same in 4 bits: the smallest, worse for small models",
     "same": "your GGUF file itself with the training in it: the same size, for llama.cpp, LM Studio and Ollama",
 }
-_GGUF_ADAPTER = "an adapter on the GGUF file that you have, for llama.cpp and Ollama, and for peft: nothing is rounded"
+_GGUF_ADAPTER = "an adapter on the GGUF file that you have, for llama.cpp and Ollama: nothing is rounded"
 _TO_LM_STUDIO = "a GGUF file in 8 bits in LM Studio's folder, where it lists the model"
 
 
@@ -213,6 +213,7 @@ class HomeModels:
     def _offer(self) -> NewModelInfo:
         import sapo_assets
         from sapo_desktop.services.bases import local_models
+        from sapo_swarm.tasks.own import library
 
         models = store.all_models(self._home)
         mine = tuple((e, f"exported from {m.name}") for m in models for e in _folders(m))
@@ -222,13 +223,17 @@ class HomeModels:
         count = f"{len(run.tasks)} task{'' if len(run.tasks) == 1 else 's'}"
         levels = (("starter", "easy"), ("paper", "as hard as in the paper"), ("hard", "harder"))
         presets = tuple((name, f"{count}, {how}") for name, how in levels)
-        ordered = sorted(presets, key=lambda pair: pair[0] != run.preset)
+        library.set_task_folder(self._home.tasks)
+        own = tuple((name, "a task of yours") for name in library.task_names())
+        ordered = (*own, *sorted(presets, key=lambda pair: pair[0] != run.preset))
         listing = local_models.scan_local_bases(run)
         ordered_bases = (*listing.recommended, *(base for base in listing.trainable if base not in listing.recommended))
         local = [(base.base, base.short) for base in ordered_bases if base.base != run.model]
         best = len([base for base in listing.recommended if base.base != run.model])
         bases = (*first, *local[:best], *toys, *mine, *local[best:])
-        return NewModelInfo(store.unused_name(store.FIRST, store.taken_model_names(self._home)), bases, tuple(ordered))
+        return NewModelInfo(
+            store.unused_name(store.FIRST, store.taken_model_names(self._home)), bases, ordered, len(own)
+        )
 
     async def new(self, answers: NewModel) -> str:
         """Create the model and let the node train it; returns a sentence."""

@@ -31,11 +31,13 @@ class NewModel:
 
 @dataclass(frozen=True)
 class NewModelInfo:
-    """The choices in the dialog, the first entry being the default; bases and presets are (value, explanation)."""
+    """The choices in the dialog, the first entry being the default; bases and questions are (value, explanation). questions:
+    `own` tasks of the person's, then the presets of the tasks in the settings."""
 
     name: str
     bases: tuple[tuple[str, str], ...]
-    presets: tuple[tuple[str, str], ...]
+    questions: tuple[tuple[str, str], ...]
+    own: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -46,9 +46,9 @@ def suggest_files(typed: str, now: float) -> tuple[FileChoice, ...]:
     return (*choices[: MOST - len(shipped)], *shipped)
 
 
-def dropped_file(text: str) -> str:
-    """The path of a table, from what a terminal types when a file is dropped on it: plain, quoted, with backslashes before
-    spaces, or as a file:// address. "" where it is not a table or does not exist."""
+def dropped_file(text: str, kinds: Collection[str] = TABLES) -> str:
+    """The path of a table, or of a file of these kinds, from what a terminal types when a file is dropped on it: plain,
+    quoted, with backslashes before spaces, or as a file:// address. "" where it is of another kind or does not exist."""
     line = text.strip()
     if not line or "\n" in line or len(line) > 4096:
         return ""
@@ -60,7 +60,7 @@ def dropped_file(text: str) -> str:
     for reading in readings:
         with contextlib.suppress(UsageError, OSError):
             path = typed_path(reading)
-            if path.suffix.casefold() in TABLES and path.is_file():
+            if path.suffix.casefold() in kinds and path.is_file():
                 return str(path)
     return ""
 
