@@ -145,7 +145,7 @@ def recording_make(folder: Path) -> None:
 
 
 def hosting_make(folder: Path) -> None:
-    state = hosting.HostedCoordinator(pid=1, name="s", open=False, admin="x", started=1.0)
+    state = hosting.HostedCoordinator(pid=1, name="s", open=False, admin="x", born="1")
     (folder / "coordinator.json").write_bytes(msgspec.json.encode(state))
 
 

@@ -15,7 +15,7 @@ BEHIND_A_CHECK = {
     "app/sapo_desktop/services/nodes/supervisor.py": "one lock a home: msvcrt on Windows",
     "app/sapo_desktop/dashboard/app.py": "a terminal that hangs up",
     "backends/sapo_backends/checkpoints/inspection.py": "how a child that inspects a model ended",
-    "backends/sapo_backends/checkpoints/inspection_child.py": "the memory and time of that child",
+    "backends/sapo_backends/child_process.py": "the memory and time of that child",
     "backends/sapo_backends/measure/probe.py": "the peak memory of a child",
     "swarm/sapo_swarm/coordinator/listener.py": "how many connections the system allows",
     "swarm/sapo_swarm/node/governor/run_control.py": "a wall for the memory of the node",

@@ -196,7 +196,6 @@ def test_a_process_that_has_the_number_of_a_node_which_ended_is_no_node(home: Ho
         assert stranger.stdout is not None
         assert stranger.stdout.read(1) == b"0", "its command can be read from now on"
         for began, found in (
-            ("", stranger.pid),
             (children.process_start_stamp(stranger.pid), stranger.pid),
             ("earlier", None),
         ):

@@ -15,8 +15,15 @@ from sapo_swarm.events import Evaluated, TaskScore
 
 
 def measured(round_: int, **scores: float) -> Evaluated:
-    tasks = tuple(TaskScore(task, 16, score, 0.0, 1.0, 1.0, 0.0) for task, score in scores.items())
+    """The base had the scores of BASE."""
+    tasks = tuple(
+        TaskScore(task, 16, score, 0.0, 1.0, 1.0, 0.0, base=BASE.get(task, 0.0) if round_ else None)
+        for task, score in scores.items()
+    )
     return msgspec.structs.replace(evaluation(round_, sum(scores.values()) / len(scores)), tasks=tasks)
+
+
+BASE = {"sums": 0.1, "bf": 0.4}
 
 
 def fold(*events: Evaluated) -> DashboardState:
@@ -86,13 +93,6 @@ def test_more_results_than_columns_are_means_over_equal_stretches_of_rounds() ->
 def test_a_task_that_a_result_left_out_keeps_what_was_known_of_it() -> None:
     gap = fold(measured(0, sums=0.5), measured(1, bf=0.5), measured(2, sums=0.5))
     assert rows(gap, 25, 1)[0].split()[1] == "█" * 9
-
-
-def test_the_bases_result_at_another_temperature_does_not_stand_beside_the_newest() -> None:
-    other = msgspec.structs.replace(measured(100, sums=0.9), temperature=0.0)
-    (row,) = rows(fold(measured(0, sums=0.1), other), 30, 1)
-    assert row.endswith(" 90 %")
-    assert "→" not in row
 
 
 def test_a_model_without_held_out_results_has_no_strip() -> None:

@@ -74,8 +74,7 @@ def test_no_secret_of_the_person_stays_behind(home: Home, monkeypatch: pytest.Mo
     judging.keep_key(home, "sk-key")
     endpoint.read_or_make(home.config / "endpoint-token")
     trial.begin_trial(home.invite, "swarm")
-    for half in (f"{tokens.NAME}.secret.partial", f".{tokens.NAME}.secret.0123abcd.partial"):
-        (home.config / half).touch()
+    (home.config / f".{tokens.NAME}.secret.0123abcd.partial").touch()
     assert uninstalled() == 0
     assert not home.config.exists()
 

@@ -16,10 +16,8 @@ from sapo_swarm.events import (
     GroupRecorded,
     RoundFinished,
     SwarmUpdated,
-    decode_event,
-    encode_event,
 )
-from sapo_swarm.node.aha_trail import KINDS, UNKNOWN, AhaTrail, FirstSuccesses, trails_of
+from sapo_swarm.node.aha_trail import KINDS, AhaTrail, FirstSuccesses, trails_of
 from sapo_swarm.node.downsampling import JournalDownsampler
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.types import Group, Peer, Rollout
@@ -147,20 +145,6 @@ def test_a_watcher_of_the_live_node_drops_what_a_restart_took_back() -> None:
     trail = trails_of([*events, opened(5)])["bf"]
     assert (trail.solved, trail.since, trail.until) == (None, 3, 4)
     assert trails_of([*events, opened(1)]) == {}
-
-
-def test_a_journal_from_before_these_events_is_readable_and_nothing_is_made_up() -> None:
-    old = msgspec.json.decode(encode_event(finished(0)))
-    del old["taught"]
-    assert isinstance(decode_event(msgspec.json.encode(old)), RoundFinished)
-    later = msgspec.structs.replace(opened(9), solved=("bf",))
-    trail = trails_of([opened(0), finished(0), later])["bf"]
-    assert trail.solved is not None
-    assert trail.solved.round == UNKNOWN
-    assert not trail.first_here
-    marked = trails_of([opened(0), group_of(4, 0, first=True), later])["bf"]
-    assert marked.solved is not None
-    assert marked.solved.round == 4
 
 
 def test_a_success_of_the_same_round_came_after_the_own_one() -> None:

@@ -210,7 +210,7 @@ def test_other_events_grow_sparse_with_age_and_the_best_evaluations_stay(journal
 
 SMALL = msgspec.structs.replace(evaluation(30, 1.0), items=1)
 LOOKED = ExternalSwitched(round=30, taking=True, by="tripwire", sentence="", best=0.22, now=0.22, items=2000)
-ELSEWHERE = [msgspec.structs.replace(opened(n), tasks=(task,)) for n, task in ((0, "bf"), (40, "arc_1d"), (50, "bf"))]
+ELSEWHERE = [msgspec.structs.replace(opened(n), held_out=asked) for n, asked in ((0, "a"), (40, "b"), (50, "a"))]
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,6 @@ def session(*tasks: str, held_out: str = "") -> RunStarted:
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
-        (session("bf", "sums"), session("sums", "bf"), True),
-        (session("bf"), session("sums"), False),
         (session("bf", held_out="a"), session("bf", held_out="a"), True),
         (session("bf", held_out="a"), session("bf", held_out="b"), False),  # another preset
         (session("bf"), session("bf", held_out="a"), True),  # the first by a version that did not name its questions
