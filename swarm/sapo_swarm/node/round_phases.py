@@ -301,10 +301,9 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             context.per_source,
         )
         replayed: list[Group] = []
-        if work.imitates:
-            samples, policy = _imitated(context, rng)
-            work.imitated = len(samples)
-        else:
+        samples, policy = _imitated(context, rng) if work.imitates else ([], context.policy)
+        work.imitated = len(samples)
+        if not samples:  # what others wrote may have been forgotten since the round began
             samples, replayed, policy = await _practised(context, work, batch, rng)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
         work.call = call = UpdateCall(samples, policy, seed)

@@ -125,6 +125,27 @@ async def test_a_node_with_the_setting_off_practises_on(node: LabNode, scorer: S
         assert len(work.questions) >= config.local_groups
 
 
+async def test_a_round_whose_lessons_were_forgotten_meanwhile_practises(node: LabNode, scorer: Scorer) -> None:
+    """The person switched other nodes off, or went back."""
+    context, work = node.context, RoundWork(0)
+    context.memory.imitation.observe_external(await received(scorer, LEAST))
+    context.memory.imitation.unequal = [0.0] * WINDOW
+    await round_phases.sample_questions(context, work)
+    assert work.imitates
+    context.memory.imitation.forget_lessons()
+    node.mailbox.groups = ()
+    for phase in (
+        round_phases.generate_groups,
+        round_phases.score_groups_round_phases,
+        round_phases.share_groups,
+        round_phases.update_policy,
+    ):
+        await phase(context, work)
+    assert work.imitated == 0
+    assert work.call is not None
+    assert len(work.call.batch) == RUN["group_size"]
+
+
 async def test_it_ends_as_soon_as_own_answers_teach(scorer: Scorer) -> None:
     """One question a round is enough to notice it."""
     imitation, groups = Imitation(), await received(scorer, LEAST)
