@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest_asyncio
 
 from sapo_backends.base import Engine
 from sapo_desktop.services.machine.engines import engine_builder
+from sapo_lab.running.nodes import LabNode, open_node
 from sapo_lab.running.run import CompletedRun, RunProgress, run_arm, run_folder
 from sapo_lab.schema import Experiment, parse_experiment
 from sapo_swarm.config import RunConfig
@@ -68,6 +70,19 @@ def play(scorer: Scorer) -> Play:
 
 def build(config: RunConfig) -> Engine:
     return engine_builder(config)(lambda fraction, phrase: None)
+
+
+@asynccontextmanager
+async def open_lone_node(
+    scorer: Scorer, folder: Path, run: Mapping[str, Any], excluded: frozenset[str] = frozenset()
+) -> AsyncIterator[LabNode]:
+    """One node with these settings and no others, to take it through the phases of a round."""
+    found = parse_experiment({"name": "e", "nodes": 1, "run": run, "arms": [{"name": "a"}]})
+    node = await open_node(found, found.arm("a"), 0, 1, scorer, folder, build, excluded)
+    try:
+        yield node
+    finally:
+        await node.close()
 
 
 def rounds_of(out: Path, node: int, arm: str = "a") -> dict[int, RoundFinished]:

@@ -139,13 +139,23 @@ def joint_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]])
 def _compare(mine: Mapping[int, Verdicts], theirs: Mapping[int, Verdicts], corrected: float) -> tuple[str, ...]:
     """The cells from the seeds to the difference in points."""
     gain, wide = (joint_gain(mine, theirs, confidence) for confidence in (0.95, corrected))
+    seeds, rates, points = difference_cells(mine, theirs)
+    return (
+        seeds,
+        rates,
+        format_percent(ConfidenceInterval(gain.value, math.nan, math.nan), 1, signed=True),
+        _bounds(gain),
+        _bounds(wide),
+        points,
+    )
+
+
+def difference_cells(mine: Mapping[int, Verdicts], theirs: Mapping[int, Verdicts]) -> tuple[str, str, str]:
+    """The seeds, pass@1 of both sides, and the difference in points with its interval over tasks, seeds and questions."""
     points = joint_difference(mine, theirs)
     return (
         ", ".join(map(str, sorted(mine))),
         " : ".join(f"{100 * np.mean([_pass_at_1(some[seed]) for seed in some]):.2f} %" for some in (mine, theirs)),
-        format_percent(ConfidenceInterval(gain.value, math.nan, math.nan), 1, signed=True),
-        _bounds(gain),
-        _bounds(wide),
         f"{100 * points.value:+.1f} ({_bounds(points).removesuffix(' %')})",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sapo_lab.conditions import node_type
+from sapo_lab.report.joint import difference_cells
 from sapo_lab.report.results import NodeResult, RunResult
 from sapo_lab.report.statistics import format_percent, mean_interval, paired_gain
 from sapo_lab.schema import Arm, Experiment
@@ -52,6 +53,32 @@ def node_type_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResul
                     )
                 )
     return result
+
+
+GREEDY_HEADS = (
+    "arm",
+    "type of node",
+    "compared with",
+    "seeds",
+    "held-out pass@1 at temperature 0",
+    "difference in points, 95 % over tasks, seeds and questions",
+)
+
+
+def greedy_rows(experiment: Experiment, found: Mapping[str, Sequence[RunResult]]) -> list[tuple[str, ...]]:
+    """A row for every node type of an arm and every arm with such nodes that it is compared with, over the seeds that both
+    have; only runs in which each type's verdicts were saved."""
+    saved = {name: {run.seed: run.greedy_by_type for run in runs if run.greedy_by_type} for name, runs in found.items()}
+    rows: list[tuple[str, ...]] = []
+    for arm in experiment.arms:
+        for other in arm.against:
+            mine, theirs = saved.get(arm.name, {}), saved.get(other, {})
+            seeds = sorted(mine.keys() & theirs.keys())
+            labels = [label for label in (mine[seeds[0]] if seeds else ()) if label in theirs[seeds[0]]]
+            for label in labels:
+                sides = [{seed: some[seed][label] for seed in seeds} for some in (mine, theirs)]
+                rows.append((arm.shown, label, experiment.arm(other).shown, *difference_cells(*sides)))
+    return rows
 
 
 def by_node_type(arm: Arm, runs: Sequence[RunResult]) -> dict[str, dict[int, list[NodeResult]]]:

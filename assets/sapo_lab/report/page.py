@@ -63,6 +63,10 @@ NODE_TYPES_NOTE = (
     "Nodes that differ: what each type has learnt at the end, each node on the held-out questions that it answered (its "
     "untrained model on the same ones), and the relative gain over nodes of that type in the arm compared with."
 )
+GREEDY_TYPES_NOTE = (
+    "Each type at temperature 0 against nodes of that type in the arm compared with, in runs that saved the answers of each "
+    "type: earlier ones hold only the mean over all nodes."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ def _sections(
             node_types.node_type_columns(),
             node_types.node_type_rows(experiment, found),
         ),
+        _Section("", GREEDY_TYPES_NOTE, node_types.GREEDY_HEADS, node_types.greedy_rows(experiment, found)),
         _Section("What it cost, and how it went", "", MORE_HEADS, more),
     ]
     return [section for section in sections if section.lines]

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sapo_lab.conditions import node_key, node_type
 from sapo_lab.running.held_out import GREEDY_VERDICTS, VERDICTS
 from sapo_lab.running.run import CompletedRun, run_folder
 from sapo_lab.schema import Arm, Experiment
@@ -105,6 +106,7 @@ class RunResult(msgspec.Struct, frozen=True, eq=False):
     pass_at_k: dict[str, tuple[int, float]] = {}
     base_pass_at_k: dict[str, tuple[int, float]] = {}
     entropy: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
+    greedy_by_type: dict[str, dict[str, Floats]] = {}
 
     @property
     def rounds(self) -> int:
@@ -218,7 +220,17 @@ def load_run(out: Path, arm: Arm, seed: int) -> RunResult | None:
         base_pass_at_k=_pass_at_k(_base_files(folder, greedy=False)) if finished else {},
         entropy=_means([[e.entropy for e in events] for events in by_round]),
         cpu_s=sum(e.figures.get("cpu_s", float("nan")) for events in by_round for e in events),
+        greedy_by_type=_greedy_by_type(folder, arm, len(per_node)) if finished else {},
     )
+
+
+def _greedy_by_type(folder: Path, arm: Arm, nodes: int) -> dict[str, dict[str, Floats]]:
+    """Type of node -> what its nodes answered at the end at temperature 0; empty if all nodes are alike."""
+    paths: dict[str, list[Path]] = {}
+    for index in range(nodes):
+        if (path := folder / node_key(index) / GREEDY_VERDICTS).exists():
+            paths.setdefault(node_type(arm, index), []).append(path)
+    return {label: _verdicts(some) for label, some in paths.items()} if len(paths) > 1 else {}
 
 
 def _base_files(folder: Path, greedy: bool) -> list[Path]:

@@ -24,6 +24,7 @@ from sapo_swarm.node.rollouts import (
     answer_turns,
     encode_rollout,
     extend_completions,
+    imitation_sample,
     is_turn_over,
     next_call,
     prompt_ids,
@@ -354,12 +355,11 @@ async def _practised(
 
 def _imitated(context: RoundContext, rng: np.random.Generator) -> tuple[list[TrainSample], PolicyUpdate]:
     """Other nodes' successes with advantage 1, and an update of several steps at the rate of examples."""
-    engine, samples = context.host.engine, []
-    for lesson in context.memory.imitation.choose_lessons(rng):
-        prompt = prompt_ids(engine.tokenizer, context.scorer, lesson.question)
-        completion = (*engine.tokenizer.encode_text(lesson.text), engine.tokenizer.eot_id)
-        if len(prompt) + len(completion) <= engine.info.context_length:
-            samples.append(TrainSample(tuple(prompt), completion, 1.0, external=True))
+    engine, lessons = context.host.engine, context.memory.imitation.choose_lessons(rng)
+    encoded = (
+        imitation_sample(engine, context.scorer, lesson.question, lesson.text, external=True) for lesson in lessons
+    )
+    samples = [sample for sample in encoded if sample is not None]
     rate = examples_rate(engine.info.method, engine.info.parameters)
     return samples, PolicyUpdate(rate, minibatches=max(1, len(samples) // TEXTS_OF_STEP))
 

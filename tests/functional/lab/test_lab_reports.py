@@ -13,8 +13,12 @@ from tests.support.lab_runs import RUN, Play, experiment, play, rounds_of, score
 from sapo_lab.__main__ import main as cli
 from sapo_lab.report import node_types
 from sapo_lab.report.results import load_run
+from sapo_lab.report.saved_runs import save_runs, with_saved_runs
 from sapo_lab.report.table import comparison_rows
+from sapo_lab.running.held_out import GREEDY_VERDICTS
+from sapo_lab.running.run import run_folder
 from sapo_lab.schema import parse_experiment
+from sapo_swarm.node.evaluation import read_results
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 __all__ = ["play", "scorer"]
@@ -47,6 +51,19 @@ async def test_the_report_tells_fast_nodes_from_slow_ones(play: Play, tmp_path: 
         ("a", "every 2 rounds", "2"),
     ]
     assert node_types.node_type_rows(experiment([{"name": "a"}]), runs) == [], "nodes that are alike are one kind"
+    by_type = runs["a"][0].greedy_by_type
+    assert list(by_type) == ["every round", "every 2 rounds"]
+    for label, mine in zip(by_type, ((0, 2), (1, 3)), strict=True):
+        read = [read_results(run_folder(tmp_path, "a", 1) / f"node-{node}" / GREEDY_VERDICTS) for node in mine]
+        rates = [result.rate for results in read for result in results]
+        assert np.mean([values.mean() for values in by_type[label].values()]) == pytest.approx(np.mean(rates))
+    assert [row[:4] for row in node_types.greedy_rows(found, runs)] == [
+        ("a", "every round", "b", "1"),
+        ("a", "every 2 rounds", "b", "1"),
+    ]
+    save_runs(runs, tmp_path, tmp_path)
+    again = with_saved_runs(found, {}, tmp_path)
+    assert node_types.greedy_rows(found, again) == node_types.greedy_rows(found, runs), "the kept records hold them"
 
 
 async def test_the_report_says_what_the_journals_say(tmp_path: Path) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from msgspec import json, structs
+from tests.support.lab_runs import open_lone_node, scorer
 from tests.support.own_tasks import library_in, sums
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
-from sapo_backends.base import Engine
 from sapo_desktop.services.against_base import unpaired_reason
-from sapo_desktop.services.machine.engines import engine_builder
-from sapo_lab.running.nodes import LabNode, open_node
-from sapo_lab.schema import parse_experiment
+from sapo_lab.running.nodes import LabNode
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import ItemResult, eval_items, held_out_items
 from sapo_swarm.events import Evaluated, decode_event, encode_event
@@ -34,6 +32,7 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Question
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+__all__ = ["scorer"]
 TASK = "binary_matrix"
 RUN = {
     "trainer": "fake",
@@ -48,23 +47,11 @@ RUN = {
 NOT_USED: dict[str, Any] = dict.fromkeys(("checkpoints", "exchange", "journal", "bus", "save"))
 
 
-def build(config: RunConfig) -> Engine:
-    return engine_builder(config)(lambda fraction, phrase: None)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scorer() -> AsyncIterator[Scorer]:
-    async with Scorer() as found:
-        yield found
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def node(scorer: Scorer, tmp_path: Path) -> AsyncIterator[LabNode]:
-    experiment = parse_experiment({"name": "e", "nodes": 1, "run": RUN, "arms": [{"name": "a"}]})
     excluded = await held_out_exclusion(scorer, (TASK,), "starter")
-    found = await open_node(experiment, experiment.arm("a"), 0, 1, scorer, tmp_path / "node", build, excluded)
-    yield found
-    await found.close()
+    async with open_lone_node(scorer, tmp_path / "node", RUN, excluded) as found:
+        yield found
 
 
 async def _asked(context: RoundContext, rounds: int) -> set[str]:

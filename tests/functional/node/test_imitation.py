@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from msgspec import structs
+from tests.support.lab_runs import open_lone_node, scorer
 
-from sapo_backends.base import Engine
-from sapo_desktop.services.machine.engines import engine_builder
-from sapo_lab.running.nodes import LabNode, open_node
-from sapo_lab.schema import parse_experiment
+from sapo_lab.running.nodes import LabNode
 from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
@@ -28,6 +26,7 @@ from sapo_swarm.tasks.questions import generate_entry
 from sapo_swarm.types import Finish, Group, Question, Rollout, TaskRef
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+__all__ = ["scorer"]
 RUN = {
     "trainer": "fake",
     "model": "fake",
@@ -41,22 +40,10 @@ RUN = {
 }
 
 
-def build(config: RunConfig) -> Engine:
-    return engine_builder(config)(lambda fraction, phrase: None)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scorer() -> AsyncIterator[Scorer]:
-    async with Scorer() as opened:
-        yield opened
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def node(scorer: Scorer, tmp_path: Path) -> AsyncIterator[LabNode]:
-    experiment = parse_experiment({"name": "e", "nodes": 1, "run": RUN, "arms": [{"name": "a"}]})
-    opened = await open_node(experiment, experiment.arm("a"), 0, 1, scorer, tmp_path / "node", build, frozenset())
-    yield opened
-    await opened.close()
+    async with open_lone_node(scorer, tmp_path / "node", RUN) as opened:
+        yield opened
 
 
 async def received(scorer: Scorer, count: int, first: int = 0) -> list[Group]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sapo_lab.report.joint import comparison_count, joint_columns, joint_difference, joint_gain, joint_rows
+from sapo_lab.report.node_types import greedy_rows
 from sapo_lab.report.results import Floats, HeldOut, RunResult
 from sapo_lab.schema import parse_experiment
 from sapo_swarm.evaluation import ConfidenceInterval
@@ -75,6 +76,30 @@ def test_a_gain_that_rests_on_one_task_of_six_is_no_gain_for_tasks_in_general() 
     }
     assert joint_difference(on_all, theirs).low > 0.15
     assert math.isnan(joint_difference({1: mine[1]}, {1: theirs[1]}).low)
+
+
+def test_each_type_of_node_is_compared_with_its_like_at_temperature_0() -> None:
+    """A large node that stays as it was hides what the small ones learnt, in a mean over all."""
+    learnt = {
+        seed: {
+            "small": {"t": np.repeat([0.0, 1.0], 50), "u": np.ones(9)},
+            "large": {"t": np.ones(100), "u": np.ones(9)},
+        }
+        for seed in (1, 2)
+    }
+    before = {
+        seed: {"small": {"t": np.zeros(100), "u": np.ones(9)}, "large": {"t": np.ones(100), "u": np.ones(9)}}
+        for seed in (1, 2, 3)
+    }
+    found = {
+        name: [msgspec.structs.replace(run(name, seed, {}), greedy_by_type=types) for seed, types in some.items()]
+        for name, some in (("a", learnt), ("silo", before), ("b", {4: {}}))
+    }
+    small, large = greedy_rows(EXPERIMENT, found)
+    assert small[:5] == ("A", "small", "silo", "1, 2", "75.00 % : 50.00 %")
+    assert small[5].startswith("+25.0 (+0.0 to +5"), "it rests on one task of two"
+    assert large == ("A", "large", "silo", "1, 2", "100.00 % : 100.00 %", "+0.0 (+0.0 to +0.0)")
+    assert greedy_rows(EXPERIMENT, {"a": [run("a", 1, {})], "silo": [run("silo", 1, {})]}) == [], "not saved then"
 
 
 def test_one_seed_has_a_gain_and_no_interval_and_no_seed_nothing() -> None:
