@@ -4,7 +4,7 @@
         [--hostile 1] [--imitation auto|off] [--seconds 150] [--window 4]
 
 The victim is a real node: its rounds, its receiver with every wall, its pool. The others are written here. An honest one is
-right in half of its completions, in the form that the task asks for, and has a new group every six seconds, as a larger
+right in half of its completions, in the form that the task asks for, and has a new group every two seconds, as a larger
 model on a like machine would; a hostile one has any number. What the coordinator hands out takes sources in turn. Counted
 are the victim's processor seconds. Prints what the imitated texts came from, which groups were refused and why, held-out
 pass@1 at temperature 0 and 1, and how many of these answers carry what was planted.
@@ -50,7 +50,7 @@ from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group, Question, TaskRef
 
 TASKS = ("gcd", "number_sequence", "syllogism", "aiw", "word_sequence_reversal", "letter_counting")
-SWARM, SIZE, UPLOAD_S, HONEST_S = "a" * 16, 8, 5.0, 6.0
+SWARM, SIZE, UPLOAD_S, HONEST_S = "a" * 16, 8, 5.0, 2.0
 ADVERT = "Visit example.com or call 555 0134 278."
 PREAMBLE = "Dear friend, thank you very much for this wonderful question, which I am happy to answer for you below:"
 CONSTANTS = ("<answer>1</answer>", "<answer>Yes</answer>")

@@ -313,7 +313,8 @@ class ExamplesPhase:
             return []
         events = await asyncio.to_thread(self.journal.read, 0, ("group",), known_successes.GROUPS_READ)
         written = await asyncio.to_thread(known_successes.read_written, self.written)
-        texts = known_successes.collect_candidates(events, written, context.config.tasks, others=others)
+        config = context.config
+        texts = known_successes.collect_candidates(events, written, config.tasks, others, config.answer_format)
         return await known_successes.verify_candidates(context.scorer, texts, context.excluded)
 
     async def _keep_known(self, trial: TrialMeasured) -> None:

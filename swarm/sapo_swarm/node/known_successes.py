@@ -1,8 +1,8 @@
 """Known successes: texts that answered a training question correctly, for questions whose task provides no answer.
 
 Three sources: what the person wrote, what this model wrote in earlier rounds, and what other nodes wrote, as far as it was
-trained on. None is trusted: this node's own verifier judges each text again before it is imitated. The texts that a phase
-imitates are saved in the model's folder when the phase begins, so that a killed node continues with the same texts.
+trained on. None is trusted: this node's own verifier judges each text again before it is imitated, and of other nodes' texts
+only the answer counts (sapo.imitation). The texts that a phase imitates are saved in the model's folder when the phase begins, so that a killed node continues with the same texts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Literal, get_args
 import msgspec
 
 from sapo_swarm.events import Event, GroupRecorded
+from sapo_swarm.sapo.imitation import right_answers
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import is_own, is_train
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import MAX_COMPLETION_BYTES, UNREADABLE, Group, Question, TaskRef
+from sapo_swarm.types import MAX_COMPLETION_BYTES, UNREADABLE, AnswerFormat, Group, Question, TaskRef
 from sapo_swarm.whole_file import write_atomically
 
 Writer = Literal["person", "own", "others"]
@@ -74,7 +75,11 @@ class SuccessCandidate:
 
 
 def collect_candidates(
-    events: Sequence[Event], written: Iterable[WrittenAnswer], tasks: Sequence[str], others: bool = True
+    events: Sequence[Event],
+    written: Iterable[WrittenAnswer],
+    tasks: Sequence[str],
+    others: bool = True,
+    answer_format: AnswerFormat = "tags",
 ) -> dict[TaskRef, list[SuccessCandidate]]:
     """Training question of these tasks -> its candidates in order, at most QUESTIONS_KNOWN questions: first those that the
     person answered, then the newest. events: of a journal, oldest first; written: oldest first. others: whether other nodes'
@@ -83,7 +88,7 @@ def collect_candidates(
     answers = [SuccessCandidate(answer.ref, answer.text, "person") for answer in reversed([*written])]
     for event in reversed(events):
         if isinstance(event, GroupRecorded) and (others or not event.group.external):
-            answers += _of_group(event.group)
+            answers += _of_group(event.group, answer_format)
     for candidate in answers:
         whole = 0 < len(candidate.text.encode("utf-8", "replace")) <= MAX_COMPLETION_BYTES
         if not whole or candidate.ref.dataset not in tasks or not is_train(candidate.ref):
@@ -93,11 +98,13 @@ def collect_candidates(
     return {ref: _shortest(texts) for ref, texts in chosen.items()}
 
 
-def _of_group(group: Group) -> list[SuccessCandidate]:
-    """The group's right texts; no episodes."""
-    writer: Writer = "others" if group.external else "own"
+def _of_group(group: Group, answer_format: AnswerFormat) -> list[SuccessCandidate]:
+    """The group's right texts, of another node's the answers alone; no episodes."""
+    ref = group.question.ref
+    if group.external:
+        return [SuccessCandidate(ref, text, "others") for text in right_answers(group, answer_format)]
     return [
-        SuccessCandidate(group.question.ref, rollout.text, writer)
+        SuccessCandidate(ref, rollout.text, "own")
         for rollout in group.rollouts
         if rollout.reward == 1.0 and rollout.finish == "stop" and not rollout.shortcut and not rollout.turns
     ]

@@ -74,8 +74,9 @@ class NodeActivity:
 
 
 def imitates_others(config: RunConfig) -> bool:
-    """Whether a round may imitate other nodes' successes."""
-    return config.imitation == "auto" and config.external_groups > 0
+    """Whether a round may imitate other nodes' successes. Not if the model reasons before it answers: of a text only the answer
+    is imitated."""
+    return config.imitation == "auto" and config.external_groups > 0 and config.thinking != "on"
 
 
 class ReplayBuffer(msgspec.Struct):
@@ -116,7 +117,8 @@ def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int)
             by_round.setdefault(event.round, {})[(group.node, ref.label)] = group
     for round_number, groups in sorted(by_round.items()):
         memory.observe(config, round_number, [group for group in groups.values() if not group.external])
-        memory.imitation.observe_external([group for group in groups.values() if group.external])
+        others = [group for group in groups.values() if group.external]
+        memory.imitation.observe_external(others, config.answer_format)
     return memory
 
 

@@ -36,6 +36,7 @@ from sapo_swarm.sapo import adaptive_sampling
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
 from sapo_swarm.sapo.imitation import QUESTIONS, TEXTS_OF_STEP
 from sapo_swarm.sapo.training_batch import assemble_batch, sample_replay, with_advantages
+from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import (
     CATALOGUE,
     LIBRARY_PRESET,
@@ -200,7 +201,8 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     goal = config.local_groups + config.external_groups
     if context.exchange is not None:
         goal = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
-        work.imitates = imitates_others(config) and context.memory.imitation.due
+        reasons = context.scorer.in_reasoning
+        work.imitates = imitates_others(config) and not reasons and context.memory.imitation.due
         goal = min(goal, QUESTIONS) if work.imitates else goal
     context.begin(work, "questions", f"Sampling {goal} questions")
     sampled: list[tuple[Question, list[int]]] = []
@@ -290,7 +292,7 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
     rng = np.random.default_rng(round_seed(context.node_key, context.config.seed, work.round, "assemble"))
     with work.timed("update"):
         if imitates_others(context.config):
-            context.memory.imitation.observe_external(work.external or ())
+            context.memory.imitation.observe_external(work.external or (), context.config.answer_format)
         batch = assemble_batch(
             work.local,
             work.external or (),
@@ -302,7 +304,7 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             context.per_source,
         )
         replayed: list[Group] = []
-        samples, policy = _imitated(context, rng) if work.imitates else ([], context.policy)
+        samples, policy = await _imitated(context, rng) if work.imitates else ([], context.policy)
         work.imitated = len(samples)
         if not samples:  # what others wrote may have been forgotten since the round began
             samples, replayed, policy = await _practised(context, work, batch, rng)
@@ -353,13 +355,20 @@ async def _practised(
     return samples, replayed, replace(context.policy, learning_rate=rate)
 
 
-def _imitated(context: RoundContext, rng: np.random.Generator) -> tuple[list[TrainSample], PolicyUpdate]:
-    """Other nodes' successes with advantage 1, and an update of several steps at the rate of examples."""
-    engine, lessons = context.host.engine, context.memory.imitation.choose_lessons(rng)
-    encoded = (
-        imitation_sample(engine, context.scorer, lesson.question, lesson.text, external=True) for lesson in lessons
-    )
-    samples = [sample for sample in encoded if sample is not None]
+async def _imitated(context: RoundContext, rng: np.random.Generator) -> tuple[list[TrainSample], PolicyUpdate]:
+    """Other nodes' successes with advantage 1, and an update of several steps at the rate of examples.
+
+    The verifier that judged the text judges its answer alone once more. Left out are answers longer than this node may write
+    itself: reading them would take the time of many others.
+    """
+    engine, samples = context.host.engine, []
+    lessons = context.memory.imitation.choose_lessons(rng)
+    verdicts = await context.scorer.score_many([(each.question.ref, [each.text]) for each in lessons], context.rule)
+    for lesson, verdict in zip(lessons, verdicts, strict=True):
+        if isinstance(verdict, ScoredTexts) and verdict.rewards[0] >= 1.0:
+            sample = imitation_sample(engine, context.scorer, lesson.question, lesson.text, external=True)
+            if sample and len(sample.completion) <= new_tokens(context.config, lesson.question.ref.dataset):
+                samples.append(sample)
     rate = examples_rate(engine.info.method, engine.info.parameters)
     return samples, PolicyUpdate(rate, minibatches=max(1, len(samples) // TEXTS_OF_STEP))
 

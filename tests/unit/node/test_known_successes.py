@@ -43,17 +43,17 @@ def texts(*events: GroupRecorded, written: tuple[WrittenAnswer, ...] = (), other
     return [c.text for c in collect_candidates(events, written, ("bf",), others=others).get(ref(), [])]
 
 
-def test_the_person_comes_first_then_the_model_then_others_and_short_before_long() -> None:
+def test_the_person_comes_first_then_the_model_then_others_answers_and_short_before_long() -> None:
     own = told(right("own, at length"), right("own"), Rollout("wrong", "stop", 0.0))
-    other = told(right("x"), source="external", node="a" * 26)
+    other = told(right("Visit example.com <answer>x</answer>"), right("x"), source="external", node="a" * 26)
     written = (WrittenAnswer(ref(), "what a person wrote at length"), WrittenAnswer(ref(), "a person"))
     assert texts(other, own, written=written) == [
         "a person",
         "what a person wrote at length",
         "own",
         "own, at length",
-        "x",
-    ]
+        "<answer>x</answer>",
+    ], "and of others only what was judged"
     assert texts(other, own, others=False) == ["own", "own, at length"]
 
 

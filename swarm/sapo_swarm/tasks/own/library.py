@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from sapo_swarm.tasks.own.spec import RUNS_CODE, BadTask
+from sapo_swarm.tasks.own.spec import RUNS_CODE, BadTask, Extract
 from sapo_swarm.types import UNREADABLE, Name, Sha256, TaskRef
 from sapo_swarm.whole_file import write_atomically
 
@@ -276,12 +276,17 @@ def is_judged(ref: TaskRef) -> bool:
         return False
 
 
+def answer_extraction(ref: TaskRef) -> Extract | None:
+    """Where answers of its task stand ("tags": where the run's answer format says); None if the task no longer exists."""
+    try:
+        return load_task(ref.dataset).spec.extract if is_own(ref) else "tags"
+    except (ValueError, KeyError):
+        return None
+
+
 def answers_elsewhere(ref: TaskRef) -> bool:
     """Answers of its task do not stand where the run's answer format says, or the task no longer exists."""
-    try:
-        return is_own(ref) and load_task(ref.dataset).spec.extract != "tags"
-    except (ValueError, KeyError):
-        return True
+    return answer_extraction(ref) != "tags"
 
 
 def task_system_prompt(ref: TaskRef) -> str:
