@@ -2,7 +2,8 @@
 
 Three sources: what the person wrote, what this model wrote in earlier rounds, and what other nodes wrote, as far as it was
 trained on. None is trusted: this node's own verifier judges each text again before it is imitated, and of other nodes' texts
-only the answer counts (sapo.imitation). The texts that a phase imitates are saved in the model's folder when the phase begins, so that a killed node continues with the same texts.
+only the answer counts (sapo.imitation). The texts that a phase imitates are saved in the model's folder when the phase
+begins, so that a killed node continues with the same texts.
 """
 
 from __future__ import annotations
