@@ -168,7 +168,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     temperature: Annotated[float, _doc("Sampling temperature of training rollouts", gt=0.0, le=4.0)] = 1.0
 
     # The update
-    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo, maxrl")] = "grpo"
+    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo, maxrl, pods")] = "grpo"
     learning_rate: Annotated[float, _doc("Adam step size; 0 = the method's default", ge=0.0, le=1.0)] = 0.0
     final_rate: Annotated[
         float,

@@ -39,6 +39,11 @@ class ModelOverview:
         return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
 
     @property
+    def examples(self) -> int:
+        """The steps of examples among its rounds."""
+        return min(self.rounds, sum(event.covers for event in self.story.rounds if event.examples))
+
+    @property
     def last_trained(self) -> float:
         """Unix time of its newest round, or of the start of its newest session; 0 = never."""
         newest = self.story.rounds[-1].time if self.story.rounds else 0.0
