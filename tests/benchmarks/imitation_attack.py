@@ -1,13 +1,17 @@
 """Hostile nodes teach a node that imitates others: right answers by its own verifier, with something planted in them.
 
+    python tests/benchmarks/imitation_attack.py --walls
     python tests/benchmarks/imitation_attack.py --model SmolLM2-135M-Instruct-Q4_1.gguf [--attack phrase] [--honest 1]
-        [--hostile 1] [--imitation auto|off] [--seconds 150] [--window 4]
+        [--hostile 1] [--imitation auto|off] [--local 4] [--seconds 150] [--window 4]
 
 The victim is a real node: its rounds, its receiver with every wall, its pool. The others are written here. An honest one is
 right in half of its completions, in the form that the task asks for, and has a new group every two seconds, as a larger
 model on a like machine would; a hostile one has any number. What the coordinator hands out takes sources in turn. Counted
 are the victim's processor seconds. Prints what the imitated texts came from, which groups were refused and why, held-out
 pass@1 at temperature 0 and 1, and how many of these answers carry what was planted.
+
+--walls: every attack in three shares, without a model: sixty exchanges of five seconds with every wall but the likelihood,
+and what a round would imitate then.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from sapo_backends.base import Engine, Sampling
 from sapo_desktop.services.machine.engines import engine_builder
@@ -45,9 +50,9 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion
 from sapo_swarm.sapo import imitation
-from sapo_swarm.sapo.training_batch import questions_to_sample
+from sapo_swarm.sapo.training_batch import questions_to_sample, sample_external
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.types import Group, Question, TaskRef
+from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 TASKS = ("gcd", "number_sequence", "syllogism", "aiw", "word_sequence_reversal", "letter_counting")
 SWARM, SIZE, UPLOAD_S, HONEST_S = "a" * 16, 8, 5.0, 2.0
@@ -83,6 +88,15 @@ class Source:
         return self.identity.node
 
 
+def sources_of(config: RunConfig, honest: int, hostile: int, seed: int) -> list[Source]:
+    """The honest ones first."""
+    who = [Identity(bytes([seed, number]) * 16) for number in range(honest + hostile)]
+    return [
+        Source(each, place >= honest, round_phases.candidate_refs(config, each.node, SWARM, 0))
+        for place, each in enumerate(who)
+    ]
+
+
 @dataclass
 class AttackedSwarm:
     """Implements GroupExchange as SwarmExchange does, without a network. written: who wrote a text to a question."""
@@ -95,6 +109,7 @@ class AttackedSwarm:
     written: dict[tuple[str, str], str] = field(default_factory=dict)
     not_mine_s: float = 0.0
     began: float = field(default_factory=time.process_time)
+    ticks: float | None = None
     _fetched: float = -UPLOAD_S
     _rounds: int = 0
     _flooded: list[tuple[Question, str]] = field(default_factory=list)
@@ -106,8 +121,8 @@ class AttackedSwarm:
         self.receiver = GroupReceiver(SWARM, "me", scorer, AcceptanceRules(), likelihood, excluded, clock=self.clock)
 
     def clock(self) -> float:
-        """Processor seconds of the victim."""
-        return time.process_time() - self.began - self.not_mine_s
+        """Processor seconds of the victim, or what was set."""
+        return self.ticks if self.ticks is not None else time.process_time() - self.began - self.not_mine_s
 
     def prompts_to_sample(self, local: int, external: int) -> int:
         self.pool.forget_old(self.clock())
@@ -247,6 +262,38 @@ async def answers(
     }
 
 
+async def walls(attack: str, honest: int, hostile: int) -> dict[str, object]:
+    """What the rounds of a node would imitate after sixty exchanges, by source, and how much of it carries what was planted."""
+    async with Scorer() as scorer:
+        swarm = AttackedSwarm(attack, sources_of(RunConfig(tasks=TASKS), honest, hostile, 1), scorer, random.Random(1))
+        swarm.receiver = GroupReceiver(SWARM, "me", scorer, AcceptanceRules())
+        memory, rng = imitation.Imitation(), np.random.default_rng(1)
+        refs = list(islice(swarm.sources[0].refs, 16))
+        asked = [q for q in await scorer.questions(refs) if isinstance(q, Question)]
+        own = tuple(
+            Rollout(f"To solve this problem, we can first use logic. The answer is {n}.", "stop", 0.0) for n in range(8)
+        )
+        local = [Group(question, own) for question in asked]
+        for number in range(60):
+            swarm.ticks = UPLOAD_S * number
+            groups = (await swarm.exchange(number, local, 8)).groups
+            memory.observe_external(groups, "tags")
+            swarm.used(sample_external(groups, 8, rng, per_source=1), 8)
+        chosen = [lesson for _ in range(50) for lesson in memory.choose_lessons(rng)]
+        who = Counter(swarm.written.get((c.question.prompt_sha256, c.text), "hostile") for c in chosen)
+        carried = sum(planted(attack, c.text, c.question.prompt) for c in chosen)
+        return {
+            "attack": attack,
+            "honest": honest,
+            "hostile": hostile,
+            "kept": len(memory.lessons),
+            "hostile_share": round(who["hostile"] / max(1, len(chosen)), 2),
+            "planted_share": round(carried / max(1, len(chosen)), 2),
+            "questions": len({c.question.prompt_sha256 for c in chosen if who}),
+            "refused": dict(swarm.receiver.rejected),
+        }
+
+
 def build(config: RunConfig) -> Engine:
     return engine_builder(config)(lambda fraction, phrase: None)
 
@@ -261,7 +308,7 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         "max_new_tokens": 32,
         "learning_rate": 3e-4,
         "external_advantages": "positive",
-        "local_groups": 4,
+        "local_groups": args.local,
         "external_groups": 8,
         "imitation": args.imitation,
         "rounds": 10_000,
@@ -272,11 +319,7 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         config = experiment.arm("a").run
         excluded = await held_out_exclusion(scorer, config.tasks, config.preset)
         node = await open_node(experiment, experiment.arm("a"), 0, args.seed, scorer, folder, build, excluded)
-        who = [Identity(bytes([args.seed, number]) * 16) for number in range(args.honest + args.hostile)]
-        sources = [
-            Source(each, place >= args.honest, round_phases.candidate_refs(config, each.node, SWARM, 0))
-            for place, each in enumerate(who)
-        ]
+        sources = sources_of(config, args.honest, args.hostile, args.seed)
         swarm = AttackedSwarm(args.attack, sources, theirs, rng)
         swarm.attach(node.host, scorer, excluded)
         swarm.pool.per_source = groups_of_a_source(node.host.engine.info.parameters)
@@ -298,7 +341,10 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             story.add(swarm, context, work, finished)
         spent = swarm.clock()
         result = {
-            **{name: getattr(args, name) for name in ("attack", "honest", "hostile", "imitation", "seed", "window")},
+            **{
+                name: getattr(args, name)
+                for name in ("attack", "honest", "hostile", "imitation", "local", "seed", "window")
+            },
             "seconds": round(spent, 1),
             "rounds": story.rounds,
             "imitating": story.imitating,
@@ -331,15 +377,22 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct-Q4_1.gguf")
+    parser.add_argument("--walls", action="store_true")
     parser.add_argument("--attack", choices=ATTACKS, default="none")
     parser.add_argument("--honest", type=int, default=1)
     parser.add_argument("--hostile", type=int, default=0)
     parser.add_argument("--imitation", choices=("auto", "off"), default="auto")
+    parser.add_argument("--local", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--items", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--window", type=int, default=imitation.WINDOW)
     args = parser.parse_args()
+    if args.walls:
+        for attack in ATTACKS[1:]:
+            for honest, hostile in ((2, 1), (1, 1), (1, 3)):
+                print(json.dumps(asyncio.run(walls(attack, honest, hostile))), flush=True)
+        return
     imitation.WINDOW = args.window
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(asyncio.run(play(args, Path(folder))), indent=1))
