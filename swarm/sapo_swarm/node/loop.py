@@ -24,7 +24,8 @@ from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator, Unanswered, held_out_exclusion
 from sapo_swarm.node.examples_phase import ExamplesPhase
 from sapo_swarm.node.governor import run_control as wishes
-from sapo_swarm.node.governor.run_control import GovernorTicker, RunControl, run_governor
+from sapo_swarm.node.governor.machine import GovernorTicker, run_governor
+from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.journal import LINEAGE, EventBus, Journal, JournalError, rounds_in_weights
 from sapo_swarm.node.model_store import ModelStore
