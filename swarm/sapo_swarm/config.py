@@ -184,7 +184,12 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     # Bookkeeping
     seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
-    eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0, le=MOST_ROUNDS)] = 25
+    eval_every: Annotated[
+        int,
+        _doc(
+            "Small held-out evaluation every N rounds, and after the last planned one; 0 = never", ge=0, le=MOST_ROUNDS
+        ),
+    ] = 25
     eval_items: Annotated[
         int,
         _doc(

@@ -81,12 +81,6 @@ def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _trained(one: ModelOverview) -> str:
-    if not one.examples:
-        return _many(one.rounds, "round")
-    return f"{_many(one.examples, 'step')} of examples, {_many(one.rounds - one.examples, 'round')} of practice"
-
-
 def _short(number: int) -> str:
     return f"{number:,}" if number < 100_000 else f"{number / 1000:,.0f} k"
 
@@ -100,7 +94,7 @@ def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphS
         labelled_value("tasks", tasks_of(config), width),
         labelled_value(
             "trained",
-            f"{_trained(one)} · {format_count(one.story.tokens)} tokens generated · {_where(one)}",
+            f"{one.training} · {format_count(one.story.tokens)} tokens generated · {_where(one)}",
             width,
         ),
     ]
