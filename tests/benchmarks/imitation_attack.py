@@ -170,7 +170,7 @@ class AttackedSwarm:
         texts = [self._text(question, right, source.hostile) for _ in range(SIZE)]
         wrong = [f"<answer>{self.random.randint(2, 99)}</answer>" for _ in range(SIZE)]
         mixed = [t if self.random.random() < 0.5 else w for t, w in zip(texts[1:-1], wrong, strict=False)]
-        for text in texts:
+        for text in (right, *texts):  # of a text its answer alone may be what is imitated
             self.written[question.prompt_sha256, text] = "hostile" if source.hostile else "honest"
         body = GroupBody(
             ref=question.ref,
@@ -234,7 +234,7 @@ class Story:
             for sample in work.call.batch:
                 question = asked[sample.prompt]
                 text = context.host.engine.tokenizer.decode(list(sample.completion))
-                self.samples[swarm.written.get((question.prompt_sha256, text), "unknown")] += 1
+                self.samples[swarm.written.get((question.prompt_sha256, text), "?")] += 1
                 self.carried += planted(swarm.attack, text, question.prompt)
         swarm.not_mine_s += time.process_time() - at
 
@@ -280,7 +280,7 @@ async def walls(attack: str, honest: int, hostile: int) -> dict[str, object]:
             memory.observe_external(groups, "tags")
             swarm.used(sample_external(groups, 8, rng, per_source=1), 8)
         chosen = [lesson for _ in range(50) for lesson in memory.choose_lessons(rng)]
-        who = Counter(swarm.written.get((c.question.prompt_sha256, c.text), "hostile") for c in chosen)
+        who = Counter(swarm.written.get((c.question.prompt_sha256, c.text), "?") for c in chosen)
         carried = sum(planted(attack, c.text, c.question.prompt) for c in chosen)
         return {
             "attack": attack,
@@ -289,7 +289,7 @@ async def walls(attack: str, honest: int, hostile: int) -> dict[str, object]:
             "kept": len(memory.lessons),
             "hostile_share": round(who["hostile"] / max(1, len(chosen)), 2),
             "planted_share": round(carried / max(1, len(chosen)), 2),
-            "questions": len({c.question.prompt_sha256 for c in chosen if who}),
+            "questions": len({c.question.prompt_sha256 for c in chosen}),
             "refused": dict(swarm.receiver.rejected),
         }
 
@@ -354,7 +354,7 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             "imitated_that_carry": story.carried,
             "lessons_kept": dict(
                 Counter(
-                    swarm.written.get((lesson.question.prompt_sha256, lesson.text), "unknown")
+                    swarm.written.get((lesson.question.prompt_sha256, lesson.text), "?")
                     for lesson in context.memory.imitation.lessons
                 )
             ),
