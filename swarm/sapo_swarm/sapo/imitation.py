@@ -6,8 +6,9 @@ imitates answers of others that its own verifier found right, in several steps a
 docs/lab/README.md.
 
 A text that is practised on is used once; a lesson comes back round after round. So a lesson is the judged answer alone, in
-the form that the task asks for: what stands around it nobody judged, and a phrase in it would be learnt within a minute
-(docs/benchmarks/trust.md). And sources take turns, in what is kept and in what a round imitates.
+the form that the task asks for: what stands around it nobody judged, and a question repeated there, which no wall refuses,
+came back in a quarter of a node's own answers (docs/benchmarks/trust.md). And sources take turns, in what is kept and in what
+a round imitates.
 """
 
 from __future__ import annotations
