@@ -29,7 +29,6 @@ from sapo_backends.torch_backend.native import choose_paths, suits_kernels
 from sapo_backends.torch_backend.ops import FourBit, RopeTable, SequenceAttention, TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.packing import PackedBatch, pad_to_bucket, slab_per_prompt
 
-
 LaidOutWeights = DecodeWeights | NativeDecodeWeights | IntegerDecodeWeights
 
 
@@ -182,9 +181,7 @@ class DecoderModel:
             return DecodeWeights.of(self.spec, weights, self.paths.layout)
         return NativeDecodeWeights.of(self.kernels, self.spec, weights)
 
-    def session(
-        self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: LaidOutWeights
-    ) -> DecodeSession:
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: LaidOutWeights) -> DecodeSession:
         """See CausalModel.session."""
         if isinstance(weights, IntegerDecodeWeights):
             return IntegerSession(self.spec, self.rope, weights, prompts, owner, steps)

@@ -30,7 +30,6 @@ from sapo_backends.torch_backend.native import (
 from sapo_backends.torch_backend.ops import RopeTable, dense_weight
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
-
 INTEGER_ERROR = 0.02
 """Largest error of 8-bit products of normally distributed numbers, as a share of their length: 0.006 with 240 steps of a
 weight, 0.01 with 120."""
@@ -52,7 +51,12 @@ class IntegerProjection:
 
     @classmethod
     def of(
-        cls, kernels: NativeKernels, weight: Tensor, bias: Tensor | None = None, adapter: Sequence[Tensor] = (), terms: int = 1
+        cls,
+        kernels: NativeKernels,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        adapter: Sequence[Tensor] = (),
+        terms: int = 1,
     ) -> IntegerProjection:
         """weight (out, in); adapter: A of all parts (parts * rank, in), and B of each part, the scale included."""
         outputs, depth = weight.shape
@@ -176,7 +180,9 @@ class IntegerDecodeWeights:
                     ups = [of[key].float() * scale for key in (f"{name}.B{i}" for i in range(3)) if key in of]
                     adapter = [of[f"{name}.A"], *ups]
                 bias = weights.tensors.get(f"{name}.bias")
-                projections[name] = IntegerProjection.of(kernels, dense_weight(weight), bias, adapter, TERMS.get(name.partition(".")[2], 1))
+                projections[name] = IntegerProjection.of(
+                    kernels, dense_weight(weight), bias, adapter, TERMS.get(name.partition(".")[2], 1)
+                )
         mine = IntegerWeights(spec, weights.tensors, None, None, projections)
         return cls(kernels, mine, IntegerProjection.of(kernels, weights.head))
 
@@ -205,7 +211,9 @@ class IntegerSession(KernelSession):
     def _layer(self, number: int) -> IntegerLayer:
         norms = [data_pointer(self._norms.get(f"{number}.{name}")) for name in ("norm1", "q_norm", "k_norm", "norm2")]
         structs = [self._projections[f"{number}.{name}"].struct for name in ("qkv", "o", "gate_up", "down")]
-        return IntegerLayer(*norms, *structs, *map(data_pointer, (*self._keys_values[number], *self._completions[number])))
+        return IntegerLayer(
+            *norms, *structs, *map(data_pointer, (*self._keys_values[number], *self._completions[number]))
+        )
 
     def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
         """Computes every prompt's keys and values; returns the logits (prompts, V) after each."""

@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch engine is not installed")
 
+from tests.unit.backends.test_torch_native import KEEP_AT, LENGTHS, MODELS, VOCABULARY, model_of  # noqa: E402
+
 from sapo_backends.base import Engine, LoadRequest, Sampling, TokenSequence  # noqa: E402
 from sapo_backends.torch_backend import TorchBackend  # noqa: E402
 from sapo_backends.torch_backend.decode_session import DecoderSession, DecodeWeights  # noqa: E402
@@ -22,7 +24,6 @@ from sapo_backends.torch_backend.integer_session import (  # noqa: E402
 )
 from sapo_backends.torch_backend.native import NativeKernels  # noqa: E402
 from sapo_backends.torch_backend.runtime import packs_bfloat16, without_paths  # noqa: E402
-from tests.unit.backends.test_torch_native import KEEP_AT, LENGTHS, MODELS, VOCABULARY, model_of  # noqa: E402
 
 PROMPTS = [[5, 6, 7, 8, 9], [5, 6, 11], [40, 41, 42, 43]]
 ROLLOUTS = Sampling(max_new_tokens=12, for_training=True)
@@ -42,7 +43,9 @@ def engine(kernels: NativeKernels) -> Iterator[Engine]:
     """A small model with an adapter that computes in bfloat16, whose rollouts are rounded."""
     if not packs_bfloat16():
         pytest.skip("small models in float32 have kernels of their own")
-    loaded = TorchBackend().load(LoadRequest("starter-1m", method="lora", precision="bfloat16", device="cpu", threads=1))
+    loaded = TorchBackend().load(
+        LoadRequest("starter-1m", method="lora", precision="bfloat16", device="cpu", threads=1)
+    )
     yield loaded
     loaded.close()
 
@@ -145,9 +148,7 @@ def test_only_rollouts_are_rounded(engine: Engine) -> None:
 def test_a_rollouts_log_probabilities_are_close_to_those_it_is_trained_with(engine: Engine) -> None:
     groups = engine.generate(PROMPTS, 16, ROLLOUTS, 1)
     sampled = [completion for group in groups for completion in group]
-    sequences = [
-        TokenSequence(prompt, c.tokens) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group
-    ]
+    sequences = [TokenSequence(prompt, c.tokens) for prompt, group in zip(PROMPTS, groups, strict=True) for c in group]
     scored = engine.logprobs(sequences)
     gaps = [
         abs(a - b) for c, known in zip(sampled, scored, strict=True) for a, b in zip(c.logprobs, known, strict=True)
@@ -156,8 +157,6 @@ def test_a_rollouts_log_probabilities_are_close_to_those_it_is_trained_with(engi
 
 
 def test_a_model_trained_whole_is_not_rounded(kernels: NativeKernels) -> None:
-    full = TorchBackend().load(
-        LoadRequest("starter-1m", method="full", precision="bfloat16", device="cpu", threads=1)
-    )
+    full = TorchBackend().load(LoadRequest("starter-1m", method="full", precision="bfloat16", device="cpu", threads=1))
     assert not full.separate_generator
     full.close()
