@@ -94,7 +94,7 @@ class IntegerProjection:
     def workspace(self, rows: int) -> int:
         """Floats that the kernel needs for so many rows."""
         of = self.struct
-        return rows * (of.terms * of.depth // 4 + (of.terms + 1) * -(-of.depth // GROUP) + of.low)
+        return int(rows * (of.terms * of.depth // 4 + (of.terms + 1) * -(-of.depth // GROUP) + of.low))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x (N, in) -> (N, out), float32, on as many threads as torch has."""
