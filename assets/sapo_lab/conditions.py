@@ -66,7 +66,9 @@ def round_robin_value(values: Sequence[str], index: int, default: str) -> str:
 
 
 def is_delivered(conditions: ArmConditions, seed: int, receiver: int, group: Group) -> bool:
-    """False for deliveries that are lost."""
+    """False for deliveries that are lost, and for tasks whose groups stay at home."""
+    if group.question.ref.dataset in conditions.withheld:
+        return False
     if conditions.loss <= 0.0:
         return True
     label = f"loss|{group.node}|{group.question.ref.label}"

@@ -79,6 +79,7 @@ class ArmConditions(msgspec.Struct, frozen=True, kw_only=True):
     tasks_per_node: Annotated[
         int, _doc("Each node samples questions from only so many of the tasks, in turn; 0 = all", ge=0, le=MOST_ROUNDS)
     ] = 0
+    withheld: Annotated[tuple[str, ...], _doc("Tasks whose groups no node receives from another")] = ()
     # What goes wrong
     staleness: Annotated[int, _doc("External groups are so many rounds old", ge=0, le=MOST_ROUNDS)] = 0
     loss: Annotated[float, _doc("Share of deliveries (a group to a node) that are lost", ge=0.0, le=1.0)] = 0.0
@@ -231,6 +232,8 @@ def _check(experiment: Experiment) -> None:
             raise BadExperiment(f"Arm {arm.name!r} needs rounds = N and local_groups of at least 1.")
         if arm.conditions.tasks_per_node > len(arm.run.tasks):
             raise BadExperiment(f"Arm {arm.name!r} has fewer tasks than tasks_per_node.")
+        if stranger := next((task for task in arm.conditions.withheld if task not in arm.run.tasks), ""):
+            raise BadExperiment(f"Arm {arm.name!r} has no task {stranger!r} to withhold.")
         find_strategy(arm.run.sampling)
         for name in (arm.run.algorithm, *arm.conditions.algorithms):
             load_algorithm(name)

@@ -110,6 +110,9 @@ _UPDATES: dict[str, dict[str, Any]] = {
     # group's gradient is that of the sum of pass@k / k for k = 1 ... G - 1, which for large G is the gradient of the
     # log-likelihood of a correct answer, log p; plain REINFORCE follows pass@1 alone. Everything else is GRPO's.
     "maxrl": _TOKENS,
+    # Policy optimization with down-sampling, arXiv 2504.13818: only the half of a group with the most different rewards is
+    # trained on, which halves the tokens of an update. Everything else is GRPO's.
+    "pods": _TOKENS,
 }
 """Name -> the settings of its update."""
 ALGORITHMS: tuple[str, ...] = tuple(_UPDATES)
@@ -121,7 +124,12 @@ def load_algorithm(name: str) -> Algorithm:
 
     if name not in _UPDATES:
         raise UnknownName("algorithm", name, _UPDATES)
-    advantages = {"dr_grpo": rules.centred_advantages, "rloo": rules.leave_one_out, "maxrl": rules.mean_normalised}
+    advantages = {
+        "dr_grpo": rules.centred_advantages,
+        "rloo": rules.leave_one_out,
+        "maxrl": rules.mean_normalised,
+        "pods": rules.down_sampled,
+    }
     return Algorithm(advantages.get(name, rules.normalised_advantages), partial(_policy, _UPDATES[name]))
 
 

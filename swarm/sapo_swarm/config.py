@@ -168,7 +168,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     temperature: Annotated[float, _doc("Sampling temperature of training rollouts", gt=0.0, le=4.0)] = 1.0
 
     # The update
-    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo, maxrl")] = "grpo"
+    algorithm: Annotated[str, _doc("Policy gradient: grpo, dr_grpo, rloo, gspo, maxrl, pods")] = "grpo"
     learning_rate: Annotated[float, _doc("Adam step size; 0 = the method's default", ge=0.0, le=1.0)] = 0.0
     final_rate: Annotated[
         float,
@@ -184,7 +184,12 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     # Bookkeeping
     seed: Annotated[int, _doc("Seed of the run; every node mixes its key in", ge=0, lt=2**31)] = 0
-    eval_every: Annotated[int, _doc("Small held-out evaluation every N rounds; 0 = never", ge=0, le=MOST_ROUNDS)] = 25
+    eval_every: Annotated[
+        int,
+        _doc(
+            "Small held-out evaluation every N rounds, and after the last planned one; 0 = never", ge=0, le=MOST_ROUNDS
+        ),
+    ] = 25
     eval_items: Annotated[
         int,
         _doc(

@@ -18,7 +18,7 @@ BEHIND_A_CHECK = {
     "backends/sapo_backends/child_process.py": "the memory and time of that child",
     "backends/sapo_backends/measure/probe.py": "the peak memory of a child",
     "swarm/sapo_swarm/coordinator/listener.py": "how many connections the system allows",
-    "swarm/sapo_swarm/node/governor/run_control.py": "a wall for the memory of the node",
+    "swarm/sapo_swarm/node/governor/machine.py": "a wall for the memory of the node",
     "swarm/sapo_swarm/whole_file.py": "past the drive's cache, on macOS",
     "swarm/sapo_swarm/scoring/sandbox.py": "the memory and time of the scorer worker",
 }

@@ -197,6 +197,11 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.gone or (self.link is not None and self.link.starting and not self.link.connected)
 
     @property
+    def absence(self) -> str:
+        """Why no node works, in a sentence without its full stop: for panels that would show work."""
+        return "The node is gone: space starts it again" if self.gone else "The node is starting again"
+
+    @property
     def besides(self) -> str:
         """The node's sentence after its first phrase: which rule slows it, until when it overrides the rules, what was
         requested and will happen once its model is open."""

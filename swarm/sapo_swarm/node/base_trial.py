@@ -314,14 +314,14 @@ def sources_in_words(sources: Mapping[str, int], set_aside: int = 0) -> str:
     return f"{examples} {set_aside:,} more {'is' if set_aside == 1 else 'are'} set aside, to see whether examples help."
 
 
-def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, now: float = 0.0) -> str:
-    """What the node does now, as a sentence for the person. now: Unix time, for an earlier trial's age."""
+def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str) -> str:
+    """What the node does now, as a sentence for the person."""
     right = (
         f"{counts.right} of {counts.answers} answers right"
         if counts.right
         else f"Nothing right in {counts.answers} answers"
     )
-    noted = _notes(counts, now)
+    noted = _notes(counts)
     if plan == "examples":
         return f"{right} yet{noted}: examples first, for as long as they help, then practice where it does."
     if plan == "only":
@@ -335,11 +335,9 @@ def sentence_of(counts: TrialMeasured, plan: Plan, why_none: str, now: float = 0
     return f"Practice at once: {counts.unequal} of {counts.questions} questions can teach something ({right}{noted})."
 
 
-def _notes(counts: TrialMeasured, now: float) -> str:
-    """When an earlier trial was made, and what it had no time for: the end of a phrase, or ""."""
+def _notes(counts: TrialMeasured) -> str:
+    """What a trial had no time for: the end of a phrase, or ""."""
     notes = []
-    if counts.tried_at:
-        notes.append(f"tried {format_duration(max(0.0, now - counts.tried_at))} ago")
     if counts.left_out or counts.unfinished:
         notes.append(f"{format_duration(counts.seconds)} of trial")
     if counts.left_out:

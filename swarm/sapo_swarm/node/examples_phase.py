@@ -247,7 +247,7 @@ class ExamplesPhase:
         imitates = plan in ("examples", "only")
         limits = answer_limits(context, [*examples, *source.apart]) if imitates else {}
         limits = (self.trial.limits if self.trial else {}) | limits  # those of an earlier phase still apply
-        sentence = sentence_of(counts, plan, why_none, time.time())
+        sentence = sentence_of(counts, plan, why_none)
         if imitates:
             sentence = f"{sentence} {sources_in_words(sources, len(source.apart))}"
         changes = {
@@ -475,8 +475,8 @@ class ExamplesPhase:
         return event
 
     def _progress_words(self, doing: str = "Examples") -> str:
-        passes = (self.steps - self.before) // max(1, self._steps_of_a_pass) + 1
-        text = f"{doing}: pass {min(passes, MOST_PASSES)} of at most {MOST_PASSES}"
+        passes, step = divmod(self.steps - self.before, max(1, self._steps_of_a_pass))
+        text = f"{doing}: pass {passes + 1}, step {step + 1} of {max(1, self._steps_of_a_pass)}"
         last = self.readings[-1] if self.readings else None
         return f"{text} · {last.right} of {last.items} right on rows set aside" if last and last.items else text
 

@@ -33,6 +33,11 @@ Save = Callable[[int, int], Path]
 """Write a checkpoint of the engine as it is: rounds done, rollbacks -> its folder. Called in the engine's thread."""
 
 
+def evaluated_after(config: RunConfig, practised: int) -> bool:
+    """Whether an evaluation follows this many rounds of practice: every `eval_every`, and the last planned one."""
+    return config.eval_every > 0 and (practised % config.eval_every == 0 or practised == config.rounds)
+
+
 @dataclass
 class RollbackGuard:
     """save: see Save. A node that trains alone never suspects anything, but it still keeps its best checkpoints: at the
@@ -76,7 +81,7 @@ class RollbackGuard:
     async def due(self, rounds_done: int, practised: int) -> bool:
         """Whether these weights lack their regular evaluation, because a stop or a kill came first. practised: rounds of
         practice among those done; -1: an examples phase is running. Raises JournalError."""
-        if not self.examiner.regular or (rounds_done and practised % self.config.eval_every):
+        if not self.examiner.regular or (rounds_done and not evaluated_after(self.config, practised)):
             return False
         if not rounds_done:
             return not self.examiner.asks_base_beside and bool(await self.examiner.base_missing())

@@ -24,8 +24,9 @@ from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator, Unanswered, held_out_exclusion
 from sapo_swarm.node.examples_phase import ExamplesPhase
 from sapo_swarm.node.governor import run_control as wishes
-from sapo_swarm.node.governor.run_control import GovernorTicker, RunControl, run_governor
-from sapo_swarm.node.guard import RollbackGuard
+from sapo_swarm.node.governor.machine import GovernorTicker, run_governor
+from sapo_swarm.node.governor.run_control import RunControl
+from sapo_swarm.node.guard import RollbackGuard, evaluated_after
 from sapo_swarm.node.journal import LINEAGE, EventBus, Journal, JournalError, rounds_in_weights
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
@@ -517,7 +518,7 @@ class Node:
             self.run_control.nothing_left(finished)
             return work
         await self._round(context, work)
-        if not work.examples and self.config.eval_every and self.practised % self.config.eval_every == 0:
+        if not work.examples and evaluated_after(self.config, self.practised):
             self._evaluate_next = self._regular_items
         if not work.examples:
             await self._reconsider(context)

@@ -72,6 +72,17 @@ def leave_one_out(rewards: Rewards) -> Advantages:
     return advantages
 
 
+def down_sampled(rewards: Rewards) -> Advantages:
+    """GRPO's advantages on the half of the group with the most different rewards, zero for the rest, which the update leaves
+    out: PODS, arXiv 2504.13818. The subset of largest variance consists of the highest and the lowest rewards."""
+    half, order = max(2, rewards.size // 2), np.argsort(rewards, kind="stable")
+    ends = [np.concatenate([order[: half - top], order[rewards.size - top :]]) for top in range(half + 1)]
+    kept = max(ends, key=lambda places: reward_std(rewards[places]))
+    advantages = np.zeros_like(rewards)
+    advantages[kept] = normalised_advantages(rewards[kept])
+    return advantages
+
+
 # SampleExternal: which external groups enter the batch. Strategies are found by name.
 #
 # ================  ====================================================================================================

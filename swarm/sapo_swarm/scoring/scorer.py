@@ -48,6 +48,8 @@ JOB_S = 1.0
 MARGIN_S = 9.0
 """This long past that deadline in wall time, the process is killed: a worker that yields to other programs may get only a
 small part of a core for a while."""
+STARVED_S = 60.0
+"""Longest grace in wall time for a worker that had less than JOB_S of a processor by then, as beside much other work."""
 JOBS_PER_FRAME = 64
 REST_S = 10.0
 WORK_AT_REST_S = 1.0
@@ -89,6 +91,10 @@ def worker_environment(memory_bytes: int, niceness: int = 0) -> dict[str, str]:
     return environment
 
 
+_SCHEDULED = 2
+"""Of the processor clocks of a process, the one that counts all its threads to the nanosecond (clock_getcpuclockid(3))."""
+
+
 class Watchdog:
     """A thread that ends a process once its deadline passes; setting a later deadline costs no wake-up."""
 
@@ -97,13 +103,18 @@ class Watchdog:
         self._due: float | None = None
         self._victim: subprocess.Popen[bytes] | None = None
         self._spent: float | None = None
+        self._fed, self._grace_s = 0.0, 0.0
         self._thread: threading.Thread | None = None
 
-    def guard(self, victim: subprocess.Popen[bytes], seconds: float, spent: float | None = None) -> None:
+    def guard(
+        self, victim: subprocess.Popen[bytes], seconds: float, spent: float | None = None, grace_s: float = 0.0
+    ) -> None:
         """Kill the process unless `extend` or `release` is called within this time. spent: its processor time; then it is
-        killed only if it works on, now or later."""
+        killed only if it works on, now or later. grace_s: seconds that it gets besides, as long as it has had less than
+        JOB_S of a processor."""
         with self._condition:
-            self._victim, self._due, self._spent = victim, time.monotonic() + seconds, spent
+            self._victim, self._due, self._spent, self._grace_s = victim, time.monotonic() + seconds, spent, grace_s
+            self._fed = _processor_seconds(victim) if grace_s else 0.0
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, name="scorer-watchdog", daemon=True)
                 self._thread.start()
@@ -121,7 +132,10 @@ class Watchdog:
             return not _processor_seconds(self._victim) - self._spent <= WORK_AT_REST_S
 
     def extend(self, seconds: float) -> None:
-        """Give the process this many more seconds."""
+        """Give the process this many more seconds, and a new grace."""
+        victim = self._victim
+        if self._grace_s and victim is not None:
+            self._fed = _processor_seconds(victim)
         self._due = time.monotonic() + seconds
 
     def release(self) -> None:
@@ -142,13 +156,27 @@ class Watchdog:
                     self._condition.wait(left)
                 elif self._victim is not None and self._spent is not None and not self.works_on():
                     self._due, self._spent = time.monotonic() + REST_S, _processor_seconds(self._victim)
+                elif self._victim is not None and self._is_starved(self._victim, -left):
+                    self._condition.wait(JOB_S)
                 elif self._victim is not None:
                     self._victim.kill()
                     self._due = None
 
+    def _is_starved(self, victim: subprocess.Popen[bytes], late_s: float) -> bool:
+        """Whether it would work if it was let: it does not sleep, and was not halted."""
+        if late_s >= self._grace_s or _processor_seconds(victim) - self._fed >= JOB_S:
+            return False
+        try:
+            return psutil.Process(victim.pid).status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+        except psutil.Error:
+            return False
+
 
 def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
     """Infinite if it is gone."""
+    if sys.platform == "linux":  # once a reply: psutil would take as long as scoring
+        with contextlib.suppress(OSError):
+            return time.clock_gettime(~process.pid << 3 | _SCHEDULED)
     try:
         spent = psutil.Process(process.pid).cpu_times()
     except psutil.Error:
@@ -260,20 +288,26 @@ class WorkerProcess:
             name = ref.dataset
             if name in self._read or name in self._too_long or not library.has_task(name):
                 continue
-            if not self._exchange([ScoringJob(ref, read=True)], [], START_S):
+            if not self._exchange([ScoringJob(ref, read=True)], [], START_S, 0.0):
                 self._too_long.add(name)
                 return False
             self._read.add(name)
         return True
 
-    def _exchange(self, jobs: Sequence[ScoringJob], replies: list[ScoringReply], patience_s: float) -> bool:
-        """Send one frame and append the replies, up to one after which the worker exits; False if it died before. patience_s:
-        for each reply."""
+    def _exchange(
+        self,
+        jobs: Sequence[ScoringJob],
+        replies: list[ScoringReply],
+        patience_s: float,
+        grace_s: float = STARVED_S,
+    ) -> bool:
+        """Send one frame and append the replies, up to one after which the worker exits; False if it died before. patience_s,
+        grace_s: for each reply, see Watchdog.guard."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return False
         frame = self._encoder.encode(tuple(jobs))
-        self._watchdog.guard(process, patience_s)
+        self._watchdog.guard(process, patience_s, grace_s=grace_s)
         try:
             write_frame(process.stdin, frame)  # type: ignore[arg-type]
             process.stdin.flush()

@@ -157,7 +157,8 @@ class WorkingNode(OlderNode):
     said: list[tuple[str, float, int]] = field(default_factory=list)
 
     def status(self) -> NodeStatus:
-        return msgspec.structs.replace(super().status(), state="running")
+        held = bool(self.said) and self.said[-1][0] != "release"
+        return msgspec.structs.replace(super().status(), state="paused" if held else "running")
 
     def command(self, verb: str, for_s: float, holder: int) -> None:
         self.said.append((verb, for_s, holder))
@@ -181,6 +182,18 @@ async def test_a_node_is_held_for_a_minute_and_told_again_while_that_is_needed(h
     assert holder > 0
     async with ControlServer(working, home.socket), node_held(home):  # type: ignore[arg-type]
         assert working.said[-1][2] != holder, "another chat is another holder"
+
+
+async def test_an_export_of_a_model_in_training_has_the_rounds_that_no_checkpoint_had(home: Home) -> None:
+    """A checkpoint is written every two minutes: until then the disk has what an export does not want."""
+    async with node(home.config, *SLOW) as (client, _):
+        await reaches(client, ("round",), lambda event: event.round >= 1)
+        model = await control.in_training(home)
+        assert model is not None
+        assert await control.unsaved_rounds(home, model) >= 2
+        async with node_held(home):
+            assert await control.unsaved_rounds(home, model) == 0
+            assert store.read_model(model.folder).rounds_done == (await client.status()).round >= 2
 
 
 @pytest.mark.parametrize(

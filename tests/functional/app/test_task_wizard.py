@@ -115,7 +115,7 @@ async def test_a_messy_file_becomes_a_model_with_a_held_out_figure_by_ten_keys(h
         told += shown.text()
         for sentence in ("Row 30: column question has 20,000", "Row 50: ", "Row 60: a quote", "Row 70: 2 cells"):
             assert f"Left out. {sentence}" in told
-        await keys.press(ENTER, until=r"What to expect.*questions correctly now.*judged wrong.*40\)")
+        await keys.press(ENTER, until=r"What to expect.*training questions.*judged wrong.*40\)")
         await keys.press(ENTER, until=r"my_sums · silo.*my_sums +\d+")
         await keys.press("4", until=r"my_sums +fake:0")
     found = store.find_model(home, "my_sums")

@@ -149,11 +149,13 @@ async def test_a_bundled_base_was_taught_the_form_and_practises_at_once(tmp_path
     assert rounds(events) == ([], [0])
 
 
-async def test_the_base_is_evaluated_before_the_phase_and_the_model_after_it(tmp_path: Path) -> None:
+async def test_the_base_is_evaluated_before_the_phase_the_model_after_it_and_after_the_last_planned_round(
+    tmp_path: Path,
+) -> None:
     config = msgspec.structs.replace(UNTAUGHT, eval_every=25)
     events = await run(tmp_path / "run", config)
-    imitated, _ = rounds(events)
-    assert [e.round for e in events if isinstance(e, Evaluated)] == [0, len(imitated)]
+    imitated, practised = rounds(events)
+    assert [e.round for e in events if isinstance(e, Evaluated)] == [0, len(imitated), len(imitated) + len(practised)]
 
 
 async def test_no_held_out_row_and_no_row_set_aside_is_an_example(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.support.watched_node import CALM, CONFIG, CountingEngine, follow, mak
 
 from sapo_backends.errors import OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
-from sapo_swarm.node.governor import run_control
+from sapo_swarm.node.governor import machine
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.node.setup import NodeSetup
@@ -153,9 +153,9 @@ def system(proc: Path, kills: int, boot: str = "b1") -> Path:
 
 def dies(folder: Path, rounds: int, proc: Path) -> int:
     """A session that is killed: its note stays."""
-    with run_control.track_oom_deaths(folder, rounds, proc) as deaths:
-        note = (folder / run_control.FILE).read_bytes()
-    (folder / run_control.FILE).write_bytes(note)
+    with machine.track_oom_deaths(folder, rounds, proc) as deaths:
+        note = (folder / machine.FILE).read_bytes()
+    (folder / machine.FILE).write_bytes(note)
     return deaths
 
 
@@ -168,13 +168,13 @@ def test_only_a_session_that_ended_as_the_system_took_memory_back_counts(tmp_pat
     assert dies(tmp_path, 9, system(proc, 8)) == 1, "it had come further meanwhile"
     assert dies(tmp_path, 9, system(proc, 9, boot="b2")) == 0, "counted since another start of the system"
     assert dies(tmp_path, 9, system(proc, 10, boot="b2")) == 1
-    with run_control.track_oom_deaths(tmp_path, 9, system(proc, 10, boot="b2")):
+    with machine.track_oom_deaths(tmp_path, 9, system(proc, 10, boot="b2")):
         pass
-    assert not (tmp_path / run_control.FILE).exists()
+    assert not (tmp_path / machine.FILE).exists()
     assert dies(tmp_path, 9, system(proc, 11, boot="b2")) == 0, "the last one ended by itself"
-    (tmp_path / run_control.FILE).write_bytes(b"\xff{")
+    (tmp_path / machine.FILE).write_bytes(b"\xff{")
     assert dies(tmp_path, 9, system(proc, 12, boot="b2")) == 0, "a damaged note says nothing"
-    with run_control.track_oom_deaths(tmp_path / "gone", 0, system(proc, 13)) as deaths:
+    with machine.track_oom_deaths(tmp_path / "gone", 0, system(proc, 13)) as deaths:
         assert deaths == 0, "a disk that refuses the note is no obstacle"
 
 
@@ -194,7 +194,7 @@ def test_rows_for_which_there_was_no_memory_are_never_asked_for_again() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the wall is Linux'")
 def test_behind_a_wall_memory_is_refused_and_the_rest_of_the_process_lives(tmp_path: Path) -> None:
     code = (
-        "import numpy as np; from sapo_swarm.node.governor import run_control as memory\n"
+        "import numpy as np; from sapo_swarm.node.governor import machine as memory\n"
         "assert memory.limit_process_memory(0.75)\n"
         "try: np.ones(2**27); print('no wall')\n"
         "except MemoryError: print('refused')\n"

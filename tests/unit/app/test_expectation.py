@@ -40,7 +40,8 @@ async def test_the_share_of_mixed_groups_is_that_of_the_success_however_large_th
             found = await expectation.measure_expectation(library.load_task("easy"), config, scorer)
     assert found is not None
     assert (found.prompts, found.rate) == (400, pytest.approx(0.15, abs=0.03))
-    assert found.mixed == pytest.approx(expectation.chance_of_mixed(found.rate, config.group_size), abs=0.1)
+    neither_all_right_nor_all_wrong = 1 - (1 - found.rate) ** config.group_size - found.rate**config.group_size
+    assert found.mixed == pytest.approx(neither_all_right_nor_all_wrong, abs=0.1)
 
 
 def trial(**changes: object) -> expectation.Expectation:
@@ -73,31 +74,31 @@ def trial(**changes: object) -> expectation.Expectation:
 def test_the_verdict_names_the_cause_and_begins_with_the_rows_as_examples(
     changes: dict[str, object], cause: str
 ) -> None:
-    verdict = expectation.describe_expectation(trial(**changes))[-1]
+    verdict = expectation.describe_expectation(trial(**changes))[0]
     assert verdict.startswith(cause)
     assert verdict.endswith("Training begins with your rows as examples; practice follows where it helps.")
 
 
 def test_an_answer_limit_below_the_persons_own_answers_is_to_be_raised() -> None:
-    assert "raise max_new_tokens" in expectation.describe_expectation(trial(truncated=0.7, longest=20))[-1]
+    assert "raise max_new_tokens" in expectation.describe_expectation(trial(truncated=0.7, longest=20))[0]
 
 
 def test_without_right_answers_to_show_the_remedy_is_the_persons() -> None:
-    assert expectation.describe_expectation(trial(reference=""))[-1].startswith(
+    assert expectation.describe_expectation(trial(reference=""))[0].startswith(
         "Too hard for this model: where nothing is ever right"
     )
 
 
 def test_what_worked_examples_brought_is_told_and_whether_they_stay() -> None:
-    left = expectation.describe_expectation(trial(tried=(2, 0.05)))[-2]
+    left = expectation.describe_expectation(trial(tried=(2, 0.05)))[-1]
     assert (
         left == "With 2 worked examples in each question: 5 % at temperature 0. That is no help, and they are left out."
     )
     better = trial(shots=2, greedy=0.5, tried=(0, 0.05))
-    assert expectation.describe_expectation(better, kept=True)[-2].endswith(
+    assert expectation.describe_expectation(better, kept=True)[-1].endswith(
         "without: 5 % at temperature 0. The task has them from now on."
     )
-    assert expectation.describe_expectation(better)[-2].endswith("Write shots = 2 into task.toml to have them.")
+    assert expectation.describe_expectation(better)[-1].endswith("Write shots = 2 into task.toml to have them.")
 
 
 async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
@@ -143,8 +144,8 @@ async def test_examples_that_help_are_found_by_the_trial_and_kept_in_the_task(
 def test_when_something_can_be_compared_follows_the_setting_of_examples(examples: str, when: str, verdict: str) -> None:
     """A large model was promised its first comparison after 75 minutes, though examples come first."""
     lines = expectation.describe_expectation(trial(examples=examples, round_s=179.7))
-    assert lines[2].startswith(when)
-    assert lines[-1].endswith(verdict)
+    assert lines[3].startswith(when)
+    assert lines[0].endswith(verdict)
 
 
 def test_the_forecast_of_this_machine_takes_the_place_of_what_is_usual() -> None:
@@ -188,10 +189,10 @@ def _endless(initial: object, _cls: object, seed: int) -> fake.TablePolicy:
 
 def test_what_a_trial_left_out_is_told_beside_its_figures() -> None:
     lines = expectation.describe_expectation(trial(unfinished=12, left_out=8, greedy_asked=0))
-    assert "not asked in time at temperature 0" in lines[0]
-    assert lines[1].startswith("The trial ends after 60 s: 12 more answers were not at their end, 8 of 24 questions")
+    assert "not asked in time at temperature 0" in lines[1]
+    assert lines[2].startswith("The trial ends after 60 s: 12 more answers were not at their end, 8 of 24 questions")
     partly = expectation.describe_expectation(trial(greedy_asked=5))
-    assert "5 of 16 were answered at temperature 0" in partly[1]
+    assert "5 of 16 were answered at temperature 0" in partly[2]
 
 
 async def test_the_trial_of_a_new_task_is_the_one_that_a_node_finds(

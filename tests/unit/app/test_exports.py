@@ -29,7 +29,7 @@ from sapo_desktop.services.models.exports.export import (
 from sapo_desktop.services.models.exports.foreign import PACKAGES, answer_with_library
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportPlan
 from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
-from sapo_desktop.services.models.exports.writing import render_modelfile
+from sapo_desktop.services.models.exports.modelfile import render_modelfile
 from sapo_desktop.services.models.shelf.history import load_history
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore

@@ -14,7 +14,7 @@ import pytest
 from sapo_backends.checkpoints.locate import bundled_model_folder
 from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.models.exports.card import ModelCardRecord, render_model_card
-from sapo_desktop.services.models.exports.writing import render_modelfile
+from sapo_desktop.services.models.exports.modelfile import render_modelfile
 from sapo_desktop.services.models.figures import as_text
 from sapo_desktop.streams import json_line
 from sapo_swarm.coordinator.metrics import MetricsPage

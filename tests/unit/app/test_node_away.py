@@ -37,7 +37,7 @@ def test_of_a_node_that_is_not_there_nothing_is_shown_as_going_on(starting: bool
     assert "eta 59 s" in panels.now_panel(at_work, 2.0, 70, 8, UNICODE).plain
     away = apply_event(at_work, NodeLink(False, "The node is away", 2.0, ended=not starting, starting=starting))
     text = panels.now_panel(away, 2.0, 70, 8, UNICODE).plain
-    assert "Not working: the header says why" in text
+    assert ("The node is starting again" if starting else "The node is gone: space starts it again") in text
     assert "eta" not in text
     assert UNICODE.now not in text
     assert not re.search(r"\d", panels.machine_tiles(away, 60).plain)

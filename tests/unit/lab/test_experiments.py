@@ -41,6 +41,7 @@ def test_every_experiment_that_ships_is_valid_and_asks_a_question(name: str) -> 
         ({"arms": [{"name": "a", "rounds": 0}]}, "rounds"),
         ({"run": {"rounds": 3, "seed": 1}}, "seeds"),
         ({"arms": [{"name": "a", "starved": "topr"}]}, "starved"),
+        ({"arms": [{"name": "a", "withheld": ["zebra"]}]}, "no task 'zebra' to withhold"),
         ({"arms": 3}, "arms"),
         ({"run": 3}, "run"),
     ],

@@ -64,6 +64,11 @@ def test_losses_differ_between_receivers_and_are_the_same_every_time() -> None:
     assert first[:50] != first[50:100]
 
 
+def test_groups_of_a_withheld_task_reach_no_other_node() -> None:
+    assert not is_delivered(ArmConditions(withheld=("bf", group(1).question.ref.dataset)), 1, 0, group(1))
+    assert is_delivered(ArmConditions(withheld=("another",)), 1, 0, group(1))
+
+
 def test_a_quarter_of_eight_nodes_is_two_hostile_ones() -> None:
     assert [is_hostile(i, 8, 0.25) for i in range(8)] == [False] * 6 + [True] * 2
 

@@ -12,7 +12,8 @@ import pytest
 
 from sapo_backends.base import CancelToken
 from sapo_swarm.events import Vitals
-from sapo_swarm.node.governor import run_control
+from sapo_swarm.node.governor import machine
+from sapo_swarm.node.governor.machine import SleepInhibitor, inhibitor_command, should_keep_awake, windows_class
 from sapo_swarm.node.governor.rules import (
     PRESETS,
     GovernorHold,
@@ -25,14 +26,10 @@ from sapo_swarm.node.governor.rules import (
 from sapo_swarm.node.governor.run_control import (
     RunControl,
     RunRequests,
-    SleepInhibitor,
     apply_command,
     compute_budget,
     find_obstacle,
-    inhibitor_command,
     running_note,
-    should_keep_awake,
-    windows_class,
 )
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.round_context import NodeActivity
@@ -125,14 +122,12 @@ async def test_a_reading_that_fails_ends_no_limit_and_one_thread_has_the_wish_to
         def want(self, wanted: bool) -> None:
             threads.append(threading.current_thread())
 
-    monkeypatch.setattr(run_control, "TICK_S", 0.0)
-    monkeypatch.setattr(run_control, "SleepInhibitor", Recorded)
+    monkeypatch.setattr(machine, "TICK_S", 0.0)
+    monkeypatch.setattr(machine, "SleepInhibitor", Recorded)
     held, journal = asyncio.Event(), Journal(tmp_path / "journal.db")
     control = RunControl(EventBus(journal), NodeActivity(), CancelToken(), lambda _share, _duty: bool(held.set()))
     ticking = asyncio.create_task(
-        run_control.run_governor(
-            Flaky(tmp_path), ResourceLimits, control, run_control.GovernorTicker(), EventBus(journal)
-        )
+        machine.run_governor(Flaky(tmp_path), ResourceLimits, control, machine.GovernorTicker(), EventBus(journal))
     )
     await asyncio.wait({ticking, asyncio.create_task(held.wait())}, return_when=asyncio.FIRST_COMPLETED)
     ticking.cancel()
@@ -147,14 +142,14 @@ async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_
     journal = Journal(tmp_path / "journal.db")
     bus, activity, told = EventBus(journal), NodeActivity(), list[tuple[float | None, float | None]]()
     control = RunControl(bus, activity, CancelToken(), lambda _share, _duty: False)
-    pace = run_control.GovernorTicker(tokens_per_s=900.0, round_s=36.0)
+    pace = machine.GovernorTicker(tokens_per_s=900.0, round_s=36.0)
 
     async def want(_wish: bool) -> None:
         return None
 
     async with bus.subscribe(0) as (_, queue):
         for activity.state in ("running", "paused", "finishing"):
-            await run_control._beat(GovernorState(), want, MachineMonitor(tmp_path), ResourceLimits, control, pace, bus)
+            await machine._beat(GovernorState(), want, MachineMonitor(tmp_path), ResourceLimits, control, pace, bus)
             while not isinstance(event := await queue.get(), Vitals):
                 continue
             told.append((event.tokens_per_s, event.rounds_per_hour))

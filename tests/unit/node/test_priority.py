@@ -20,7 +20,7 @@ def session_niceness() -> str:
 
 CODE = """
 import os
-from sapo_swarm.node.governor.run_control import step_back
+from sapo_swarm.node.governor.machine import step_back
 step_back(12)
 print(os.nice(0), open("/proc/self/autogroup").read().split()[-1])
 """

@@ -58,6 +58,19 @@ def test_maxrl_divides_by_the_mean_and_is_grpo_otherwise() -> None:
     assert chosen.policy(CONFIG, 1e-3) == load_algorithm("grpo").policy(CONFIG, 1e-3)
 
 
+def test_pods_trains_on_the_half_with_the_most_different_rewards() -> None:
+    chosen = load_algorithm("pods")
+    np.testing.assert_allclose(
+        chosen.advantages(as_rewards([0, 1, 0, 0, 0, 0, 1, 0])), [-1, 1, -1, 0, 0, 0, 1, 0], atol=1e-3
+    )
+    once = chosen.advantages(as_rewards([0, 0, 0, 0, 0, 1, 0, 0]))
+    np.testing.assert_allclose(once, np.array([-1, -1, -1, 0, 0, 3, 0, 0]) / np.sqrt(3), atol=1e-3)
+    ends = chosen.advantages(as_rewards([0.1, 0.9, 0.5, 0.45, 0.0, 1.0, 0.4, 0.5]))
+    assert [place for place, value in enumerate(ends) if value] == [0, 1, 4, 5]
+    assert not chosen.advantages(as_rewards([1] * 8)).any()
+    assert chosen.policy(CONFIG, 1e-3) == load_algorithm("grpo").policy(CONFIG, 1e-3)
+
+
 def test_gspo_has_a_ratio_a_completion_and_a_small_clip() -> None:
     policy = load_algorithm("gspo").policy(CONFIG, 1e-3)
     assert (policy.ratio_level, policy.aggregation) == ("sequence", "sequence_mean")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ import pytest_asyncio
 
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.scoring import sandbox, worker
+from sapo_swarm.scoring import scorer as scorer_module
 from sapo_swarm.scoring.messages import ScoringJob
 from sapo_swarm.scoring.scorer import (
     ScoredTexts,
@@ -154,6 +156,34 @@ async def test_a_stopped_worker_is_replaced_and_innocent_groups_get_their_verdic
         assert [r.rewards for r in results if isinstance(r, ScoredTexts)] == [(1.0,)] * 3
         assert scorer.worker.pid != before
         assert scorer.worker.restarts == 1
+
+
+@pytest.fixture
+def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has begun to do what the parameter says."""
+    code = f"print(flush=True)\n{request.param}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        yield started
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems call a sleeping process running")
+@pytest.mark.parametrize(
+    ("process", "waits"),
+    [("while True: pass", True), ("import time; time.sleep(60)", False)],
+    indirect=["process"],
+    ids=["works", "sleeps"],
+)
+async def test_a_worker_that_got_little_of_a_processor_beside_other_work_gets_more_time(
+    monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes], waits: bool
+) -> None:
+    """That it got little is pretended; the processes are real."""
+    monkeypatch.setattr(scorer_module, "_processor_seconds", lambda _: 0.1)
+    watchdog, began = scorer_module.Watchdog(), time.monotonic()
+    watchdog.guard(process, 0.1, grace_s=2.5)
+    await asyncio.to_thread(process.wait)
+    assert (time.monotonic() - began >= 2.5) == waits
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 from sapo_backends.checkpoints import local_models
@@ -48,15 +49,18 @@ def lm_studio_target(named: Path | None, slug: str, form: str | None = None) -> 
 
 def main(args: argparse.Namespace) -> int:
     """Exit code 0 if the export was written and, unless --no-verify, verified by reading it back."""
-    from sapo_desktop.services.models.checkpoints import select_weights
+    from sapo_desktop.services.models import control
+    from sapo_desktop.services.models.checkpoints import weights_of_model
     from sapo_desktop.services.models.exports import ExportPlan, ExportSource, create_export, default_target
     from sapo_desktop.services.models.exports.card import record_of
     from sapo_desktop.services.models.shelf import store
 
     home = Home.find()
     home.prepare()
-    chosen = select_weights(home, args.name, args.checkpoint)
-    model = store.find_model(home, chosen.model)
+    newest = args.checkpoint == "latest"
+    model = store.find_model(home, args.name, trained=args.checkpoint != "base")
+    unsaved = asyncio.run(control.unsaved_rounds(home, model)) if newest else 0
+    chosen = weights_of_model(store.read_model(model.folder), args.checkpoint)
     rounds = store.rounds_of(chosen.checkpoint) if chosen.checkpoint is not None else 0
     source = ExportSource(
         chosen.config, chosen.checkpoint, record_of(model.name, chosen.config, model.folder / "journal.db", rounds)
@@ -70,4 +74,7 @@ def main(args: argparse.Namespace) -> int:
         umask.as_in_the_shell()
     done = create_export(source, ExportPlan(args.format, target, args.quant, not args.no_verify), print_progress)
     print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({size_text(done.size)}).\n{done.sentence()}")
+    if unsaved:
+        more = f"{unsaved} more round{'s' if unsaved > 1 else ''}"
+        print(f"The node had trained {more}, not saved yet. To have them too, pause it and export once more.")
     return 0

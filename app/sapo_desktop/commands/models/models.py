@@ -124,15 +124,11 @@ def _cells(one: ModelOverview) -> tuple[str, ...]:
         model.name,
         one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
         format_gain(one.held_out, _HELD_OUT, one.judged),
-        _rounds(one),
+        one.training,
         f"{_short(one.story.tokens)} tokens",
         size_text(one.size),
         _when(one.last_trained),
     )
-
-
-def _rounds(one: ModelOverview) -> str:
-    return f"{one.rounds:,} round{'' if one.rounds == 1 else 's'}"
 
 
 def _short(count: int) -> str:
@@ -192,7 +188,7 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     if lost := mending.missing_base_hint(model):
         print(f"{lost}\n")
     print(f"held-out    {format_gain(overview.held_out, judged=overview.judged)}{_since(overview)}")
-    print(f"trained     {_rounds(overview)}, {_short(overview.story.tokens)} tokens, {_when(overview.last_trained)}")
+    print(f"trained     {overview.training}, {_short(overview.story.tokens)} tokens, {_when(overview.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
     if overview.story.computed:
         print(f"computed    {overview.story.computed}")

@@ -57,8 +57,7 @@ from sapo_swarm.events import (
     Vitals,
 )
 from sapo_swarm.node.clock import format_duration
-from sapo_swarm.node.governor import run_control
-from sapo_swarm.node.governor.run_control import step_back
+from sapo_swarm.node.governor.machine import limit_process_memory, step_back, track_oom_deaths
 from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
@@ -130,8 +129,8 @@ def main(args: argparse.Namespace) -> int:
         on_trial = trial.find_trial(home.invite, invite.swarm) if invite else None
         setup = _setup(home, session, config, chosen)
         rounds = session.model.rounds_done if session.model else 0
-        deaths = until_the_end.enter_context(run_control.track_oom_deaths(setup.folder, rounds))
-        if chosen.limits.max_memory and not run_control.limit_process_memory(chosen.limits.max_memory):
+        deaths = until_the_end.enter_context(track_oom_deaths(setup.folder, rounds))
+        if chosen.limits.max_memory and not limit_process_memory(chosen.limits.max_memory):
             reporter.say("limits.max_memory bounds what is planned here, but this system has no wall for the rest.")
         setup = replace(
             setup,

@@ -24,7 +24,9 @@ from sapo_desktop.services.swarms.trial import EXTERNAL_SHARE, MY_SHARE, UPTAKE
 UNEQUAL = "Groups with unequal rewards"
 """Title of the chart of non-zero-advantage groups: only these change the model."""
 
-NOT_WORKING, NO_MODEL = "Not working: the header says why.", "Waiting for the node to open a model."
+NO_MODEL, OPENING = "Waiting for the node to open a model.", "The model is being opened."
+LEARNED, REWARDS = "Examples: how likely right answers are", {"local", "judged", "external"}
+"""Title of the reward chart before practice, and the lines that are rewards."""
 
 
 def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
@@ -76,7 +78,8 @@ class DashboardScreen(ChartKeys, BaseScreen):
         clock, empty = state.figures.clock, empty_chart_text(state, now)
         happened = milestone_marks(state)
         reward = self.query_one("#reward", Chart)
-        reward.show(reward_lines(state), [*heldout_marks(state.figures), *happened], empty, clock=clock)
+        lines = reward_lines(state)
+        reward.show(lines, [*heldout_marks(state.figures), *happened], empty, reward_title(lines), clock)
         self.query_one("#share", Chart).show(share_lines(state), happened, empty, share_title(state), clock)
         for name in ("heldout", "now", "machine", "rollouts", *(["newest"] if self.big else [])):
             self.query_one(f"#{name}", Panel).show(state, now)
@@ -107,6 +110,12 @@ def reward_lines(state: DashboardState) -> list[ChartLine]:
     return [*(line for line in (set_aside, likelihood) if not line.series.empty), *lines]
 
 
+def reward_title(lines: list[ChartLine]) -> str:
+    """Before practice there is no reward: what is drawn then is how the examples are learned."""
+    drawn = {line.label for line in lines if not line.series.empty}
+    return LEARNED if drawn and not drawn & REWARDS else "Reward"
+
+
 def share_lines(state: DashboardState) -> list[ChartLine]:
     """Alone, the share of local groups with unequal rewards; in a swarm, this node's share and the external share."""
     figures = state.figures
@@ -135,12 +144,13 @@ def milestone_marks(state: DashboardState) -> list[ChartMark]:
 def empty_chart_text(state: DashboardState, now: float) -> str:
     """What the empty chart says."""
     if state.absent:
-        return NOT_WORKING
+        return f"{state.absence}."
     if state.run is None:
-        return f"{NO_MODEL} The chart starts with the first round."
+        opening = state.phase is not None and state.phase.phase == "open"
+        return f"{OPENING if opening else NO_MODEL} The chart starts with the first round."
     if state.paused:
         return "No practice so far. It follows if you press space."
-    if state.in_examples:
+    if state.in_examples or (state.examples_rounds and not state.practised):
         return "Groups come with practice, after the examples."
     sequences = state.run.local_groups * state.run.group_size
     doing = (

@@ -21,6 +21,8 @@ from sapo_desktop.dashboard.widgets.frame import ChoiceList
 T = TypeVar("T")
 _WIDTH, _FRAME = 64, 8
 """Columns of a dialog, and of these its border, padding and scroll bar."""
+_LINES_BESIDE, _LINES_BESIDE_TINY, _TINY = 7, 3, 16
+"""Lines of a dialog beside its list (border, padding, question), the same in a tiny terminal, and what is tiny."""
 
 
 def key_hint(*keys: tuple[str, str]) -> Content:
@@ -45,7 +47,7 @@ class Dialog(ModalScreen[T], DismissOnceScreen[T], Generic[T]):
 class ChoiceDialog(Dialog[T | None], Generic[T]):
     """A question with a few answers, the last of them Cancel; Cancel, Esc and q return None."""
 
-    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (_TINY, "-roomy")]  # noqa: RUF012 - Textual declares it as an instance variable
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "cancel", "cancel", show=False)]
 
     def __init__(self, question: str, answers: Sequence[tuple[str, str, T | None]], careful: bool = False) -> None:
@@ -57,13 +59,16 @@ class ChoiceDialog(Dialog[T | None], Generic[T]):
 
     def compose(self) -> ComposeResult:
         """The widgets, in their order."""
-        with Vertical(classes="box dialog"):
+        with Vertical(classes="box dialog") as box:
+            box.border_subtitle = key_hint(("Enter", "choose"), ("arrows", "move"), ("Esc", "cancel"))
             yield Static(Content.styled(plain_text(self._question, 300), "bold"), markup=False)
             yield ChoiceList(*(Option(self._prompt(name, detail)) for name, detail, _ in self._answers))
 
     def on_resize(self) -> None:
-        """Fit the details to the new width."""
+        """Fit the details to the new width, and a long list to the height: it scrolls, the key line stays."""
         listing = self.query_one(ChoiceList)
+        height = self.app.size.height
+        listing.styles.max_height = height - _LINES_BESIDE_TINY if height < _TINY else height * 9 // 10 - _LINES_BESIDE
         for place, (name, detail, _) in enumerate(self._answers):
             listing.replace_option_prompt_at_index(place, self._prompt(name, detail))
 

@@ -97,7 +97,7 @@ class MeasuringScreen(Dialog[WizardResult | None]):
     def _finished(self) -> None:
         self._work = None
         train: Key = ("Enter", f"train {plain_text(base_name(self._base), 60)} on it", "screen.train")
-        self.query_one(KeyBar).put([train, ("Esc", "not now", "screen.cancel")])
+        self.query_one(KeyBar).put([train, ("Esc", "change it", "screen.cancel")])
 
     def action_train(self) -> None:
         """End the wizard with this task."""

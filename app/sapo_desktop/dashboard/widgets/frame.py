@@ -12,7 +12,7 @@ from textual.widgets import OptionList
 
 from sapo_desktop.dashboard.look import GlyphSet, fit_width, format_after_round, plain_text, shorten_phrases
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.events import State
+from sapo_swarm.events import Phase, State
 from sapo_swarm.node.clock import format_age
 
 # A titled box of text that repaints only when its text changed.
@@ -157,20 +157,25 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
         doing = state.phase.detail or _DOING["open"]
         return _LOOKS["starting"][0], f"{besides}{doing}", now - state.since
     if state.state == "running" and state.phase is not None:
-        phase = state.phase
-        where = format_after_round(phase.round) if phase.phase == "evaluate" else f"round {phase.round + 1}"
-        doing = phase.detail or _DOING[phase.phase]
-        return _LOOKS["running"][0], f"{besides}{where[0].upper()}{where[1:]} · {doing}", now - state.phase_since
+        return _LOOKS["running"][0], f"{besides}{_doing(state.phase)}", now - state.phase_since
     if state.state == "running" and state.round is not None:
         return _LOOKS["running"][0], f"{besides}Round {state.round.round + 1} done", now - state.round_time
     return _LOOKS[state.state][0], state.sentence, now - state.since if state.since else 0.0
+
+
+def _doing(phase: Phase) -> str:
+    """A phase of a round in words, what may be cut last."""
+    doing = phase.detail or _DOING.get(phase.phase, "")
+    if phase.phase == "evaluate":
+        return f"{doing} · {format_after_round(phase.round)}"
+    return doing if phase.phase == "examples" and doing else f"Round {phase.round + 1} · {doing}"
 
 
 def run_identity(state: DashboardState) -> str:
     """The identity of the run: mode, model, method, engine, device."""
     run = state.run
     if run is None:
-        return "no model yet"
+        return "" if state.phase is not None and state.phase.phase == "open" else "no model yet"
     method = "" if run.method == "full" else f" {run.method}"
     mode = "trial" if run.trial else run.mode
     who = f"{run.name} · {mode}" if run.name else f"{mode} · {run.model}"

@@ -82,7 +82,7 @@ def _idle(state: DashboardState, now: float) -> str:
     if state.finished:
         return NEXT_STEP
     if state.absent and state.state not in ("stopped", "failed"):
-        return "Not working: the header says why"
+        return state.absence
     if state.state == "starting":
         return "The node is starting"
     if state.state == "paused":

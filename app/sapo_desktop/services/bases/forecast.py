@@ -6,6 +6,7 @@ and right answers where they can be counted (question_tokens); assumptions are s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -53,7 +54,7 @@ class TrainingForecast:
 
     def whole(self, rounds: int = ROUNDS) -> float:
         """Seconds until that many rounds of practice are done."""
-        looks = 1 + rounds // self.every if self.every else 0
+        looks = 1 + math.ceil(rounds / self.every) if self.every else 0
         return self.trial + self.examples + rounds * self.round + looks * self.evaluation
 
     @property

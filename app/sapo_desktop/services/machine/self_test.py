@@ -96,7 +96,7 @@ def _clock() -> Finding:
 
 
 def _awake() -> Finding:
-    from sapo_swarm.node.governor.run_control import inhibitor_command
+    from sapo_swarm.node.governor.machine import inhibitor_command
 
     command = inhibitor_command()
     if sys.platform == "win32":

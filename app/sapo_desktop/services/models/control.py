@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from sapo_desktop import settings
@@ -12,6 +13,8 @@ from sapo_desktop.services.models.shelf import keeping, store
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import supervisor
 from sapo_swarm.node.control_api import ControlClient, NodeError, NodeStatus
+
+_POLL_S = 0.1
 
 
 async def in_training(home: Home) -> Model | None:
@@ -28,6 +31,28 @@ def _of(status: NodeStatus) -> Model | None:
         return store.read_model(Path(status.folder))
     except AppError:  # it works in a folder of another kind: the lab's, or an older version's
         return None
+
+
+SAVED_S = 10.0
+"""Seconds that a node which has just paused gets to save its weights."""
+
+
+async def unsaved_rounds(home: Home, model: Model) -> int:
+    """Rounds that the node has trained this model since its newest checkpoint; 0 without a node, or with another model. A
+    pause writes a checkpoint: while the node is paused, this waits for it, at most SAVED_S."""
+    deadline, folder = time.monotonic() + SAVED_S, model.folder
+    while True:
+        try:
+            status = await supervisor.query_status(home)
+        except NodeError:
+            return 0
+        if status is None or Path(status.folder) != folder:
+            return 0
+        saved = (await asyncio.to_thread(store.read_model, folder)).checkpoints
+        unsaved = status.round - (store.rounds_of(saved[-1]) if saved else 0)
+        if unsaved <= 0 or status.state != "paused" or time.monotonic() > deadline:
+            return max(unsaved, 0)
+        await asyncio.sleep(_POLL_S)
 
 
 async def current_model(home: Home) -> Model | None:

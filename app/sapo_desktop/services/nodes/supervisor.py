@@ -249,15 +249,16 @@ _FLOORS = ("memory", "disk")
 _UNTIL_RESUMED = ("person", "snooze", "held", "failure", "done")
 
 
-async def send_command(home: Home, verb: str, for_s: float = 0.0) -> NodeStatus:
-    """Send the command (pause, resume, snooze, ...) and return the status once the node is in the requested state.
+async def send_command(home: Home, verb: str, for_s: float = 0.0, holder: int = 0) -> NodeStatus:
+    """Send the command (pause, resume, snooze, ...) and return the status once the node is in the requested state. holder: of
+    a hold.
 
     `finish` returns at once: the status says what is pending. A node that is still loading its model keeps the command for
     later, and its status says so. Raises NodeNotRunning, NodeNotAnswering, ControlError.
     """
     async with ControlClient(home.socket) as node:
-        body = {"for_s": for_s} if for_s else {}
-        status = await node.post(verb, **body)
+        body = {"for_s": for_s, "holder": holder}
+        status = await node.post(verb, **{name: value for name, value in body.items() if value})
         deadline = time.monotonic() + SETTLE_S
         while not command_settled(verb, status) and time.monotonic() < deadline:
             await asyncio.sleep(_CONTROL_POLL_S)
@@ -269,6 +270,8 @@ def command_settled(verb: str, status: NodeStatus) -> bool:
     """Whether the node is in the state that the command requests, or one that the command cannot change."""
     if status.state in ("starting", "stopped", "failed"):
         return True
+    if verb == "hold":
+        return status.state == "paused"
     if verb in ("pause", "snooze"):
         return status.state == "paused" and status.reason in ("person", "snooze")
     if verb == "resume":

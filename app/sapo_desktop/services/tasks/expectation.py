@@ -102,11 +102,6 @@ class Expectation:
     greedy_asked: int = -1
 
 
-def chance_of_mixed(rate: float, size: int) -> float:
-    """The chance that a group of independent answers has both right and wrong ones: 1 - (1-p)^G - p^G."""
-    return 1.0 - (1.0 - rate) ** size - rate**size
-
-
 async def measure_expectation(
     task: OwnTask, config: RunConfig, scorer: Scorer, show: Show = lambda _: None
 ) -> Expectation | None:
@@ -342,16 +337,16 @@ def describe_expectation(found: Expectation, kept: bool = False, time: TrainingF
             _examples_sentence(found) if found.reference else "Shorter answers, or a faster model, could be tried.",
         ]
     greedy = "not asked in time" if not found.greedy_asked else f"{100 * found.greedy:.0f} %"
-    lines = [
-        f"{found.model} answers {100 * found.rate:.1f} % of {found.prompts} training questions correctly now "
-        f"(95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers at temperature 1), and "
-        f"{greedy} at temperature 0.",
-        *filter(None, [_unasked(found)]),
-        f"Groups of {found.group_size} with unequal rewards: {100 * found.mixed:.0f} % "
-        f"(from the mean alone: {100 * chance_of_mixed(found.rate, found.group_size):.0f} %).",
-    ]
     verdict = _verdict(found)
-    return [*lines, _when(found, verdict, time), *_about_examples(found, kept), verdict]
+    return [
+        verdict,
+        f"Right before training: {greedy} at temperature 0 and {100 * found.rate:.1f} % at temperature 1 (95 %: "
+        f"{100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers to {found.prompts} training questions).",
+        *filter(None, [_unasked(found)]),
+        f"Practice could learn from {100 * found.mixed:.0f} % of them: where some answers are right and some wrong.",
+        _when(found, verdict, time),
+        *_about_examples(found, kept),
+    ]
 
 
 def _unasked(found: Expectation) -> str:

@@ -361,9 +361,9 @@ def describe_shortcuts(found: ShortcutScores) -> list[str]:
     text, score = found.constant
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     guess = f" (a guess: {100 * found.chance:.1f} %)" if found.chance else ""
-    lines = [f"Best constant answer: {shown!r} is right on {100 * score:.1f} % of {found.rows} held-out rows{guess}."]
+    lines = [f"Always answering {shown!r} would be right on {100 * score:.1f} % of {found.rows} held-out rows{guess}."]
     if found.permuted is not None:
-        lines.append(f"Answer-permutation check: another row's other answer is right on {100 * found.permuted:.1f} %.")
+        lines.append(f"The answer of another row, where it differs, counts as right on {100 * found.permuted:.1f} %.")
     lines += shortcut_warnings(found)
     return lines
 

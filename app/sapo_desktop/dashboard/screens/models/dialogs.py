@@ -35,6 +35,7 @@ class _Form(Dialog[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "accept", "go", show=False)]
     AUTO_FOCUS: ClassVar[str | None] = "#name"
+    WAITING: ClassVar[str] = "One moment …"
 
     def attempt(self) -> Awaitable[str]:
         """Carry out the form's action. Raises USER_ERRORS."""
@@ -46,7 +47,7 @@ class _Form(Dialog[str | None]):
 
     def action_accept(self) -> None:
         """Do it, or say why it is refused."""
-        self.complain("One moment …", "$muted")
+        self.complain(self.WAITING, "$muted")
         self._try()
 
     @work(name="form", group="form", exclusive=True)
@@ -62,6 +63,7 @@ class _Form(Dialog[str | None]):
 class NewModelDialog(_Form):
     """Asks for a name, a base and a difficulty. Everything else comes from the settings for new models."""
 
+    WAITING: ClassVar[str] = "One moment: a node that is at work finishes its round first …"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "app.focus_next", "next field", show=False, priority=True),
         Binding("up", "app.focus_previous", "previous field", show=False, priority=True),

@@ -46,16 +46,20 @@ _GAIN, _GAIN_WIDE = 28, 40
 
 
 def _columns(width: int) -> tuple[int, int, int]:
-    """Column widths of name, base and held-out result in a list of this width."""
+    """Column widths of name, base and held-out result in a list of this width. A narrow list has no bases: cut short they
+    all look alike, and the model under the cursor is described below."""
     held_out = _GAIN_WIDE if width >= 108 else _GAIN
-    base = 16 if width >= 100 else 10
-    return max(width - 26 - base - held_out, 12), base, held_out
+    base = 16 if width >= 90 else 0
+    return max(width - 25 - (base + 1 if base else 0) - held_out, 12), base, held_out
 
 
 def column_header(width: int) -> Content:
     """The names of the columns."""
     name, base, held_out = _columns(width)
-    text = f"  {'name':<{name}} {'base':<{base}} {'held-out, against its base':<{held_out}} {'rounds':>6} {'disk':>7} {'ago':>6}"
+    made_from = f"{'base':<{base}} " if base else ""
+    text = (
+        f"  {'name':<{name}} {made_from}{'held-out, against its base':<{held_out}} {'rounds':>6} {'disk':>7} {'ago':>6}"
+    )
     return Content.styled(text, "$muted")
 
 
@@ -67,7 +71,7 @@ def model_row(one: ModelOverview, training: bool, now: float, width: int, glyphs
     return Content.assemble(
         (f"{glyphs.now} " if training else "  ", "$success"),
         (fit_width(plain_text(model.name, 60), name), "bold"),
-        (f" {fit_width(plain_text(one.base, 60), base)} ", "$muted"),
+        (f" {fit_width(plain_text(one.base, 60), base)} " if base else " ", "$muted"),
         fit_width(format_gain(one.held_out, held_out, one.judged), held_out),
         (f" {_short(one.rounds):>6} {format_memory(one.size):>7} {used:>6}", "$muted"),
     )
@@ -90,7 +94,7 @@ def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphS
         labelled_value("tasks", tasks_of(config), width),
         labelled_value(
             "trained",
-            f"{_many(one.rounds, 'round')} · {format_count(one.story.tokens)} tokens generated · {_where(one)}",
+            f"{one.training} · {format_count(one.story.tokens)} tokens generated · {_where(one)}",
             width,
         ),
     ]

@@ -24,7 +24,6 @@ from sapo_desktop.dashboard.look import (
 )
 from sapo_desktop.dashboard.screens.dashboard import (
     NO_MODEL,
-    NOT_WORKING,
     empty_chart_text,
     milestone_marks,
     share_lines,
@@ -203,7 +202,7 @@ def swarm_overview(
 def _without(state: DashboardState, keys: bool) -> Content:
     """The text without a swarm: why there is none, and how to join."""
     if state.absent or state.run is None:
-        return Content.styled(NOT_WORKING if state.absent else NO_MODEL, "bold")
+        return Content.styled(f"{state.absence}." if state.absent else NO_MODEL, "bold")
     if not state.silo:
         return Content("\n\n").join([Content.styled(WAITING, "bold"), Content.styled(FIRST, "$muted")])
     ways = [f"{do} one:   {f'{key}, or ' * keys}in a terminal: sapo-desktop {verb}" for do, key, verb in WAYS]

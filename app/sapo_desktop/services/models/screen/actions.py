@@ -66,12 +66,12 @@ async def node_held(home: Home, sleep: Callable[[float], Awaitable[None]] = asyn
 
 
 async def _hold(home: Home, holder: int) -> bool:
+    """Returns once the node waits, so that what reads its model finds the weights of this moment on the disk."""
     try:
         status = await supervisor.query_status(home)
         if status is None or status.state not in _AT_WORK:
             return False
-        async with ControlClient(home.socket) as node:
-            await node.post("hold", for_s=LEASE_S, holder=holder)
+        await supervisor.send_command(home, "hold", LEASE_S, holder)
     except NodeError:
         return False
     return True
@@ -362,10 +362,13 @@ class HomeModels:
         return id in self._known and locate.gguf_file(self._known[id][1].model.config.model) is not None
 
     async def export(self, id: str, choice: ExportChoice) -> AsyncGenerator[ProgressUpdate, None]:
-        """Export it. Closing the generator stops the work, and leaves nothing half written."""
+        """Export it, with what a node has trained so far; a working node waits meanwhile. Closing the generator stops the
+        work, and leaves nothing half written."""
         model = await self._find(id)
-        async for update in _work(["export", model.name, *choice.arguments]):
-            yield update
+        yield ProgressUpdate(progress="Waiting for the node to pause")
+        async with node_held(self._home):
+            async for update in _work(["export", model.name, *choice.arguments]):
+                yield update
 
 
 def _folders(model: Model) -> list[str]:

@@ -39,6 +39,20 @@ class ModelOverview:
         return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
 
     @property
+    def examples(self) -> int:
+        """The steps of examples among its rounds."""
+        return min(self.rounds, sum(event.covers for event in self.story.rounds if event.examples))
+
+    @property
+    def training(self) -> str:
+        """How long it was trained, in words."""
+        if not self.examples:
+            return _many(self.rounds, "round")
+        practice = self.rounds - self.examples
+        steps = f"{_many(self.examples, 'step')} of examples"
+        return f"{steps}, {_many(practice, 'round')} of practice" if practice else steps
+
+    @property
     def last_trained(self) -> float:
         """Unix time of its newest round, or of the start of its newest session; 0 = never."""
         newest = self.story.rounds[-1].time if self.story.rounds else 0.0
@@ -53,6 +67,10 @@ class ModelOverview:
     def judged(self) -> bool:
         """Whether its rewards are verdicts of a judge; else they are verified."""
         return self.story.judged
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def shown_preset(config: RunConfig) -> str:
