@@ -197,11 +197,14 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are sampled. temperature 0 is greedy; top_p 1 is the full distribution."""
+    """How completions are sampled. temperature 0 is greedy; top_p 1 is the full distribution. for_training: they are
+    rollouts, trained on with their log-probabilities, so that an engine may compute them less exactly
+    (Engine.separate_generator)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int = 96
+    for_training: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +313,8 @@ class Engine(ABC):
     """Files of save() that hold only optimizer state. A folder that lacks any of them restores the weights and starts a
     fresh optimizer."""
     separate_generator: bool = False
-    """Whether rollouts are sampled by another engine than the one being trained; local samples then need
-    behaviour_logprobs."""
+    """Whether rollouts are sampled by another engine than the one being trained, or less exactly; local samples then
+    need behaviour_logprobs."""
 
     @property
     def keeps_untrained(self) -> bool:

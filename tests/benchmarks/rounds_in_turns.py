@@ -43,7 +43,8 @@ chats = [[{"role": "user", "content": text.format(37 * i + 11, i + 3)}] for i in
 prompts = [tuple(engine.tokenizer.encode_chat(chat)) for chat in chats]
 def round_of(most, seed):
     began, pick = time.process_time(), random.Random(seed)
-    groups = engine.generate(prompts, size, Sampling(max_new_tokens=most), seed)
+    as_rollouts = {"for_training": True} if hasattr(Sampling(), "for_training") else {}
+    groups = engine.generate(prompts, size, Sampling(max_new_tokens=most, **as_rollouts), seed)
     middle = time.process_time()
     texts = [[completion.tokens for completion in group] for group in groups]
     if tokens == "words":

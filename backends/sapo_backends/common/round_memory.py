@@ -118,6 +118,8 @@ class ModelSize:
 
 FOUR_BIT_BYTES = 0.5625
 """Bytes per 4-bit weight, including its share of the float32 scale that 64 weights share."""
+INTEGER_BYTES = 1.25
+"""Bytes per weight rounded for 8-bit products, including its share of the scale and the lowest value of 32 weights."""
 
 
 def bytes_to_load(size: ModelSize, *, compute_bytes: int, four_bit: bool = False) -> int:
@@ -289,7 +291,8 @@ def bytes_of_round(
         loaded += TRANSFORMERS
         return loaded + (generated + update if size.parameters < SHARDED_BELOW else max(generated, update))
     is_packed = not four_bit and (compute_bytes == 2 or size.parameters < SHARDED_BELOW)
-    laid_out = compute_bytes * size.multiplied if is_packed else 0
+    rounds = not four_bit and not card and 0 < size.trainable < size.parameters
+    laid_out = int((compute_bytes if is_packed else INTEGER_BYTES if rounds else 0) * size.multiplied)
     held = {"kv_bytes": compute_bytes, "kv_budget": kv_budget_of(card)} if card else {}
     generated = laid_out + bytes_to_generate(size, shape, **held)
     # A small model's engine keeps freed memory for speed (hardware.keep_freed).

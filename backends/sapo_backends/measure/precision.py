@@ -169,7 +169,7 @@ def _round(request: LoadRequest, precision: str) -> float:
     """Seconds to generate some groups and run an update on them."""
     engine = registry.get_backend("torch")().load(replace(request, precision=precision, device="cpu", threads=1))
     try:
-        asked, sampling = synthetic_prompts(engine, GROUPS), Sampling(max_new_tokens=NEW_TOKENS)
+        asked, sampling = synthetic_prompts(engine, GROUPS), Sampling(max_new_tokens=NEW_TOKENS, for_training=True)
         generation = _quickest(lambda: engine.generate(asked, GROUP, sampling, 0))
         if engine.info.method == "none":
             return generation

@@ -77,7 +77,7 @@ def _generation(engine: Engine, width: int, seconds: float) -> tuple[float, floa
     """Tokens/s of decoding `width` rows and seconds to the first tokens, the best of the runs that fit into `seconds`:
     other load on the machine only makes both worse."""
     asked = synthetic_prompts(engine, max(1, width // GROUP))
-    group, sampling = max(1, width // len(asked)), Sampling(max_new_tokens=NEW_TOKENS)
+    group, sampling = max(1, width // len(asked)), Sampling(max_new_tokens=NEW_TOKENS, for_training=True)
     rates, firsts = list[float](), list[float]()
     deadline, seed = time.perf_counter() + seconds, 0
     while not rates or (time.perf_counter() < deadline and seed < 200):

@@ -24,9 +24,12 @@ from sapo_backends.torch_backend.decode_session import (
     PackedSession,
 )
 from sapo_backends.torch_backend.decoder import DecoderWeights, LoraWeights, TensorLayout, hidden_states
-from sapo_backends.torch_backend.native import choose_paths
+from sapo_backends.torch_backend.integer_session import IntegerDecodeWeights, IntegerSession, integer_kernels
+from sapo_backends.torch_backend.native import choose_paths, suits_kernels
 from sapo_backends.torch_backend.ops import FourBit, RopeTable, SequenceAttention, TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.packing import PackedBatch, pad_to_bucket, slab_per_prompt
+
+LaidOutWeights = DecodeWeights | NativeDecodeWeights | IntegerDecodeWeights
 
 
 class DecodeSession(Protocol):
@@ -77,8 +80,13 @@ class CausalModel(Protocol):
     def weights(self, trained: Mapping[str, Tensor] | None) -> Any:
         """The tensors to compute with, differentiable by `trained` (see trained_tensors) if these need gradients."""
 
-    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> Any:
-        """The same for decoding, without gradients; several sessions may share the result."""
+    @property
+    def rounds_rollouts(self) -> bool:
+        """Whether decode_weights for training are less exact than others."""
+
+    def decode_weights(self, trained: Mapping[str, Tensor] | None, for_training: bool = False) -> Any:
+        """The same for decoding, without gradients; several sessions may share the result. for_training: of
+        rollouts."""
 
     def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: Any) -> DecodeSession:
         """Prefill each prompt once; owner (rows,), ascending, says which prompt each row continues."""
@@ -122,6 +130,8 @@ class DecoderModel:
         self.rope = RopeTable(spec, base.device, compute)
         self.paths = choose_paths(spec, base.device, compute, layout.size, bool(self.four_bit))
         self.kernels = self.paths.kernels
+        rounds = self.kernels is None and not self.four_bit and base.device.type == "cpu" and suits_kernels(spec)
+        self._integers = integer_kernels() if rounds else None
         self.adapter_layout: TensorLayout | None = None
         self.flat: Tensor | None = None
         self.rank, self.alpha = 0, 0.0
@@ -134,7 +144,7 @@ class DecoderModel:
     @property
     def computed_by(self) -> str:
         """See CausalModel.computed_by."""
-        return str(self.paths)
+        return f"{self.paths}; rollouts with 8-bit products" if self.rounds_rollouts else str(self.paths)
 
     @property
     def token_bytes(self) -> int:
@@ -155,17 +165,26 @@ class DecoderModel:
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
         return DecoderWeights(self.spec, base, adapter, self.kernels)
 
-    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> DecodeWeights | NativeDecodeWeights:
+    @property
+    def rounds_rollouts(self) -> bool:
+        """See CausalModel.rounds_rollouts. Where all weights are trained, one step changes most by less than their
+        integers resolve."""
+        return self._integers is not None and self.adapter_layout is not None
+
+    def decode_weights(self, trained: Mapping[str, Tensor] | None, for_training: bool = False) -> LaidOutWeights:
         """See CausalModel.decode_weights."""
         weights = self.weights(trained)
+        if for_training and self.rounds_rollouts:
+            assert self._integers is not None
+            return IntegerDecodeWeights.of(self._integers, self.spec, weights)
         if self.kernels is None:
             return DecodeWeights.of(self.spec, weights, self.paths.layout)
         return NativeDecodeWeights.of(self.kernels, self.spec, weights)
 
-    def session(
-        self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: DecodeWeights | NativeDecodeWeights
-    ) -> DecodeSession:
+    def session(self, prompts: Sequence[TokenIds], owner: Tensor, steps: int, weights: LaidOutWeights) -> DecodeSession:
         """See CausalModel.session."""
+        if isinstance(weights, IntegerDecodeWeights):
+            return IntegerSession(self.spec, self.rope, weights, prompts, owner, steps)
         if isinstance(weights, NativeDecodeWeights):
             return NativeSession(self.spec, self.rope, weights, prompts, owner, steps)
         if self.paths.attention is not None:

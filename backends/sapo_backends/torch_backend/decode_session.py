@@ -643,6 +643,22 @@ class KernelSession(ABC):
     def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
         """Computes every prompt's keys and values; returns the logits (prompts, V) after each."""
 
+    def _prompt_states(self, prompts: Sequence[TokenIds], weights: DecoderWeights) -> Tensor:
+        """Computes every prompt's keys and values as an update does; returns the last hidden states (prompts, hidden)."""
+        spec = self._spec
+        flat, places = pack_prompts(prompts, self._lengths.device)
+        prefill = PromptAttention(spec, flat.slabs, places, self._lengths)
+        last = hidden_states(spec, weights, self._table, flat, prefill, pad_to_bucket(places[:, -1]))
+        self._keys_values.zero_()
+        for layer, (keys, values) in zip(self._keys_values, prefill.keys_values, strict=True):
+            for prompt, begin in enumerate(self._begins.tolist()):
+                length = int(self._lengths[prompt])
+                room = layer[:, begin : begin + spec.kv_heads * spec.head_dim * _padded(length)]
+                by_key = room[0].view(spec.kv_heads, spec.head_dim, -1), room[1].view(spec.kv_heads, -1, spec.head_dim)
+                by_key[0][:, :, :length] = keys[prompt, :, :length].transpose(1, 2)
+                by_key[1][:, :length] = values[prompt, :, :length]
+        return last
+
     def keep(self, rows: Tensor) -> None:
         """See DecodeSession.keep."""
         self.logits, self._owner, self._rows = self.logits[rows], self._owner[rows], self._rows[rows]
@@ -743,19 +759,7 @@ class PackedSession(KernelSession):
 
     def _prefill(self, prompts: Sequence[TokenIds]) -> Tensor:
         """Computes every prompt's keys and values; returns the logits (prompts, V) after each."""
-        spec, weights = self._spec, self._weights.prefill
-        flat, places = pack_prompts(prompts, self._lengths.device)
-        prefill = PromptAttention(spec, flat.slabs, places, self._lengths)
-        last = hidden_states(spec, weights, self._table, flat, prefill, pad_to_bucket(places[:, -1]))
-        self._keys_values.zero_()
-        for layer, (keys, values) in zip(self._keys_values, prefill.keys_values, strict=True):
-            for prompt, begin in enumerate(self._begins.tolist()):
-                length = int(self._lengths[prompt])
-                room = layer[:, begin : begin + spec.kv_heads * spec.head_dim * _padded(length)]
-                by_key = room[0].view(spec.kv_heads, spec.head_dim, -1), room[1].view(spec.kv_heads, -1, spec.head_dim)
-                by_key[0][:, :, :length] = keys[prompt, :, :length].transpose(1, 2)
-                by_key[1][:, :length] = values[prompt, :, :length]
-        return F.linear(last, weights.head)
+        return F.linear(self._prompt_states(prompts, self._weights.prefill), self._weights.prefill.head)
 
     def step(self, tokens: Tensor) -> None:
         """See DecodeSession.step."""

@@ -174,7 +174,7 @@ class TorchEngine(Engine):
         self._trainer: PolicyTrainer | None = None
         self._returned = time.monotonic()
         self._as_loaded = False
-        self.optimizer_files = OPTIMIZER_FILES
+        self.optimizer_files, self.separate_generator = OPTIMIZER_FILES, model.rounds_rollouts
         if model.flat is not None:
             self._trainer = PolicyTrainer(model, model.flat, FlatAdamW(model.flat, workers), workers, budget)
 
@@ -222,7 +222,7 @@ class TorchEngine(Engine):
         monitor = generation.GenerationMonitor(self._workers.count, cancel, on_tokens)
         try:
             with _memory(self._model.device, "Lower group_size or max_new_tokens."), torch.inference_mode():
-                weights = self._model.decode_weights(self._trained_tensors())
+                weights = self._model.decode_weights(self._trained_tensors(), sampling.for_training)
                 return generation.generate_completions(self._model, weights, request, seed, self._workers, monitor)
         finally:
             weights = None

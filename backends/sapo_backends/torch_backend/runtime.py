@@ -39,6 +39,7 @@ PATHS = {
     "own": "this package's own decoder",
     "native": "the compiled C kernels",
     "onednn": "oneDNN's packed bfloat16 weights",
+    "int8": "8-bit products in the generation of rollouts",
     "torchscript": "TorchScript",
     "cuda-graph": "CUDA graphs",
 }

@@ -284,8 +284,14 @@ class TransformersModel:
         adapter = None if trained is None else LoraWeights(trained, self.rank, self.alpha / self.rank)
         return BoundWeights(self.layout.views(self.base.to(self.compute)), adapter)
 
-    def decode_weights(self, trained: Mapping[str, Tensor] | None) -> BoundWeights:
+    @property
+    def rounds_rollouts(self) -> bool:
+        """See CausalModel.rounds_rollouts."""
+        return False
+
+    def decode_weights(self, trained: Mapping[str, Tensor] | None, for_training: bool = False) -> BoundWeights:
         """See CausalModel.decode_weights."""
+        del for_training
         return self.weights(trained)
 
     def hidden_states(self, bound: BoundWeights, positions: Tensor, **inputs: Any) -> tuple[Tensor, Any]:

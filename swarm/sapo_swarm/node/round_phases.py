@@ -145,7 +145,7 @@ async def _sample(context: RoundContext, work: RoundWork, call: Sequence[Place])
     first = [0, *itertools.accumulate(len(row) for row in work.partial)]
     seeds = [RowSeed(seed + first[i] + j, work.partial[i][j].sampled) for i, j in call]
     left = token_limits(context, work)[i] - turn_length(work.partial[i][j])
-    sampling = Sampling(context.config.temperature, 1.0, left)
+    sampling = Sampling(context.config.temperature, 1.0, left, for_training=True)
     progress = context.from_thread(_describe(context, work))
     await extend_completions(context.host, context.portion, work.prompts, work.partial, call, sampling, seeds, progress)
 

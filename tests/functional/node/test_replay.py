@@ -15,7 +15,7 @@ from tests.support.node_process import sapo
 from tests.support.own_tasks import library_in, write_folder
 from tests.support.watched_node import CONFIG, CountingEngine, make
 
-from sapo_backends.base import TokenSequence, TrainSample, UpdateStats
+from sapo_backends.base import Completion, Sampling, TokenSequence, TrainSample, UpdateStats
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node.journal import read_only
 
@@ -85,6 +85,23 @@ async def test_an_update_is_told_what_another_engine_gave_the_samples_of_its_rou
     told = [sum(sample.behaviour_logprobs is not None for sample in batch) for batch in updates]
     assert told == [config.local_groups * config.group_size] * 3
     assert len(updates[-1]) > told[-1], "replayed ones are among them"
+
+
+async def test_only_rollouts_are_generated_for_training(tmp_path: Path) -> None:
+    """An engine may round those; what an evaluation asks is exact at both temperatures."""
+    asked: set[tuple[bool, float]] = set()
+
+    class Watched(CountingEngine):
+        def generate(self, *request: Any) -> list[list[Completion]]:
+            sampling: Sampling = request[2]
+            asked.add((sampling.for_training, sampling.temperature))
+            return super().generate(*request)
+
+    config = msgspec.structs.replace(CONFIG, tasks=("mine",), rounds=2, group_size=16, eval_every=1, eval_items=4)
+    with library_in(tmp_path / "tasks") as folder:
+        half_right(folder / "mine")
+        await make(tmp_path / "run", Watched(), config).run()
+    assert asked == {(True, 1.0), (False, 0.0), (False, 1.0)}
 
 
 async def test_a_node_goes_on_with_other_tasks_when_one_of_its_own_is_gone(tmp_path: Path) -> None:

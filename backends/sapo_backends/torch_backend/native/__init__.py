@@ -104,7 +104,7 @@ def _run(*command: str) -> bytes:
 # Without a compiler, or if its output fails the check, everything runs in torch's operations instead, with the same
 # results.
 
-PAD, PANEL, CHUNK = 16, 32, 16
+PAD, PANEL, CHUNK, GROUP = 16, 32, 16, 32
 """As in vectors.h."""
 LARGEST_HEAD = 1024
 """Largest head_dim that vectors.h has workspace for."""
@@ -142,6 +142,32 @@ class KernelLayer(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER.split())
 
 
+class KernelProjection(ctypes.Structure):
+    """The struct Projection in integers.c."""
+
+    _fields_ = (
+        ("outputs", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("terms", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "lows", "bias")),
+        ("low", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("down", ctypes.c_void_p),
+        ("parts", ctypes.c_int64 * 3),
+        ("up", ctypes.c_void_p * 3),
+    )
+
+
+class IntegerLayer(ctypes.Structure):
+    """The struct in integers.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("norm1", "q_norm", "k_norm", "norm2")),
+        *((name, KernelProjection) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "completion_keys", "completion_values")),
+    )
+
+
 def data_pointer(x: Tensor | None) -> int | None:
     """The address of a contiguous tensor, which the caller must keep alive; NULL for None."""
     return None if x is None else x.data_ptr()
@@ -161,6 +187,11 @@ _SIGNATURES: dict[str, list[Any]] = {
     "states_backward": [_P, *[_P] * 14, None],
     "prefill_attention": [_P, _N, *[_P] * 10, _N, _P, _P, None],
     "decode_attention": [_P, _N, _P, _P, _N, *[_P] * 13, None],
+    "integer_steps": [_N],
+    "integer_strip": [_N],
+    "integer_weights": [_N, _N, _P, _N, _P, _P, _P, None],
+    "integer_projection": [_P, _N, _P, _P, _N, _P, None],
+    "integer_step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
     "decode_step": [_P, _N, _P, _N, _N, _N, _P, _P, _P, _N, *[_P] * 6, None],
     "attention_workspace": [_P, _N, _N],
     "attention": [_P, _N, _P, _P, _P, _N, *[_P] * 7, None],
@@ -183,6 +214,11 @@ class NativeKernels:
             function = getattr(library, f"sapo_{name}")
             function.argtypes, function.restype = arguments, result
         return cls(library)
+
+    @property
+    def integer_strip(self) -> int:
+        """Outputs whose integers lie together."""
+        return int(self.library.sapo_integer_strip())
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x (..., width), contiguous, times its inverse root mean square and weight."""
