@@ -645,8 +645,7 @@ class KernelSession(ABC):
 
     def _prompt_states(self, prompts: Sequence[TokenIds], weights: DecoderWeights) -> Tensor:
         """Computes every prompt's keys and values as an update does; returns the last hidden states (prompts, hidden)."""
-        spec = self._spec
-        flat, places = pack_prompts(prompts, self._lengths.device)
+        spec, (flat, places) = self._spec, pack_prompts(prompts, self._lengths.device)
         prefill = PromptAttention(spec, flat.slabs, places, self._lengths)
         last = hidden_states(spec, weights, self._table, flat, prefill, pad_to_bucket(places[:, -1]))
         self._keys_values.zero_()
@@ -654,9 +653,8 @@ class KernelSession(ABC):
             for prompt, begin in enumerate(self._begins.tolist()):
                 length = int(self._lengths[prompt])
                 room = layer[:, begin : begin + spec.kv_heads * spec.head_dim * _padded(length)]
-                by_key = room[0].view(spec.kv_heads, spec.head_dim, -1), room[1].view(spec.kv_heads, -1, spec.head_dim)
-                by_key[0][:, :, :length] = keys[prompt, :, :length].transpose(1, 2)
-                by_key[1][:, :length] = values[prompt, :, :length]
+                room[0].view(spec.kv_heads, spec.head_dim, -1)[:, :, :length] = keys[prompt, :, :length].transpose(1, 2)
+                room[1].view(spec.kv_heads, -1, spec.head_dim)[:, :length] = values[prompt, :, :length]
         return last
 
     def keep(self, rows: Tensor) -> None:
