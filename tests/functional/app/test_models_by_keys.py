@@ -98,7 +98,7 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         gone = r"^(?!.*Held-out pass@1 after this round)"  # until then the palette takes what is typed
         await keys.press(ENTER, until=gone)
         await keys.press("4", until=r"My models \(2\)")
-        await keys.press(until=r"▶ kim +starter +\d+\.\d %")
+        await keys.press(until=r"▶ kim +\d+\.\d %")
 
         await keys.press("1", until="Last rollouts")
         await keys.press(" ", until="Paused")
