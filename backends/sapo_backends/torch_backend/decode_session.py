@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sapo_backends.base import TokenIds
 from sapo_backends.checkpoints.spec import DecoderSpec
-from sapo_backends.common.update import bucket_size
 from sapo_backends.torch_backend.attention import PromptAttention
 from sapo_backends.torch_backend.decode_step import (
     AdaptedProjection,
@@ -42,7 +41,7 @@ from sapo_backends.torch_backend.native import (
     in_shares,
 )
 from sapo_backends.torch_backend.ops import FourBit, RopeTable, apply_softcap
-from sapo_backends.torch_backend.packing import pack_prompts, pad_to_bucket
+from sapo_backends.torch_backend.packing import decode_rows, pack_prompts, pad_to_bucket
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out, on_cpu, pack_for_onednn
 
 # The key-value cache of decoding, in which completions share their prompt's part; and a decode step captured once and
@@ -793,8 +792,3 @@ class PackedSession(KernelSession):
             )
 
         in_shares(len(attended), share)
-
-
-def decode_rows(count: int) -> int:
-    """Rows that a step's products are compiled for: as bucket_size, but multiples of 16 up to 128."""
-    return min(bucket_size(count), -(-count // 16) * 16) if count <= 128 else bucket_size(count)

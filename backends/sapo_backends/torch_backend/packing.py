@@ -22,6 +22,11 @@ def pad_to_bucket(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, bucket_size(len(x)) - len(x)))
 
 
+def decode_rows(count: int) -> int:
+    """Rows that a step's products are compiled for: as bucket_size, but multiples of 16 up to 128."""
+    return min(bucket_size(count), -(-count // 16) * 16) if count <= 128 else bucket_size(count)
+
+
 class SequenceSlab:
     """Sequences that attention processes together, right-padded to one width.
 
