@@ -92,7 +92,7 @@ class IntegerProjection:
         return cls(kernels, struct, (codes, scales, lows, bias, down, *ups))
 
     def workspace(self, rows: int) -> int:
-        """Floats that the kernel needs for so many rows."""
+        """Floats that the kernel needs for this many rows."""
         of = self.struct
         return int(rows * (of.terms * of.depth // 4 + (of.terms + 1) * -(-of.depth // GROUP) + of.low))
 
