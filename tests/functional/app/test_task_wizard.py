@@ -117,7 +117,7 @@ async def test_a_messy_file_becomes_a_model_with_a_held_out_figure_by_ten_keys(h
             assert f"Left out. {sentence}" in told
         await keys.press(ENTER, until=r"What to expect.*training questions.*judged wrong.*40\)")
         await keys.press(ENTER, until=r"my_sums · silo.*my_sums +\d+")
-        await keys.press("4", until=r"my_sums +fake:0")
+        await keys.press("4", until=r"my_sums.*made from fake:0")
     found = store.find_model(home, "my_sums")
     assert found.config.tasks == ("my_sums",)
     measured = [e for e in read_only(found.folder / "journal.db") if isinstance(e, Evaluated)]

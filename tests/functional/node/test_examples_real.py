@@ -52,7 +52,7 @@ async def test_a_real_model_that_answers_nothing_right_learns_a_table_from_its_r
     with library_in(tmp_path / "tasks"):
         await follow(make(tmp_path / "run", engine, config), seen.append)
     (trial,) = (e for e in seen if isinstance(e, TrialMeasured))
-    base, trained = (e for e in seen if isinstance(e, Evaluated))
+    base, trained, _ = (e for e in seen if isinstance(e, Evaluated))
     last = [e for e in seen if isinstance(e, ExamplesRead)][-1]
     assert (trial.right, trial.plan) == (0, "examples")
     assert last.over

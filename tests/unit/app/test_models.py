@@ -272,9 +272,10 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
 
 
 @pytest.mark.parametrize("base", BUNDLED)
-def test_the_list_names_each_bundled_base_whole_at_80_columns(base: str) -> None:
+def test_a_list_with_room_names_each_bundled_base_whole_and_a_narrow_one_leaves_bases_out(base: str) -> None:
     one = ModelOverview(model(changed(model=base)), TrainingHistory(), 0)
-    assert f" {base} " in model_row(one, False, 0.0, 74, UNICODE).plain
+    assert f" {base} " in model_row(one, False, 0.0, 98, UNICODE).plain
+    assert base not in model_row(one, False, 0.0, 74, UNICODE).plain
     assert f" {base} " in table([one])[0]
 
 
