@@ -36,9 +36,9 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, GroupRecorded, LogLine, RoundFinished, SwarmUpdated, encode_event
 from sapo_swarm.node.checkpoints import folder_bytes
-from sapo_swarm.node.downsampling import JournalRetention
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.journal_thinning import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.round_context import RoundWork, UpdateCall
 from sapo_swarm.types import Group, Question, Rollout, TaskRef

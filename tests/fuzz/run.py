@@ -21,9 +21,9 @@ from tests.fuzz import servers
 from tests.support.simulated_nodes import sim_group
 
 from sapo_swarm.events import decode_event
-from sapo_swarm.protocol.drift import extract_phrases
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
+from sapo_swarm.protocol.phrase_watch import extract_phrases
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import (
     GroupBody,

@@ -9,7 +9,7 @@ import msgspec
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Event, RoundFinished, StateChanged
-from sapo_swarm.node.downsampling import DENSE, merge_boundary, merge_rounds
+from sapo_swarm.node.journal_thinning import DENSE, merge_boundary, merge_rounds
 
 START = 1_790_000_000.0
 DAY_S = 86_400.0

@@ -12,7 +12,7 @@ from sapo_backends.checkpoints import chat_template, inspection
 from sapo_swarm import servers
 from sapo_swarm.coordinator.records import invite_share
 from sapo_swarm.coordinator.settings import CoordinatorSettings
-from sapo_swarm.protocol import directory, drift, receive, time_quota
+from sapo_swarm.protocol import directory, phrase_watch, receive, time_quota
 from sapo_swarm.scoring import scorer
 from sapo_swarm.tasks.own import folder, spec
 from sapo_swarm.types import MAX_COMPLETION_BYTES
@@ -25,13 +25,13 @@ FACTS = [
     f"with {inspection.MEMORY_BYTES / 1e9:.1f} GB and {inspection.PROCESSOR_S} s of processor time "
     f"(GGUF: {inspection.MAKING_S} s)",
     f"a chat template gets {'one second' if chat_template.SECONDS == 1 else chat_template.SECONDS}",
-    f"numbers of {WORDS[drift.LONG_NUMBER]} digits or more",
+    f"numbers of {WORDS[phrase_watch.LONG_NUMBER]} digits or more",
     f"{folder.MAX_BYTES // 2**20} MB at most",
     f"{spec.MAX_WORK:,} characters of patterns are checked",
     f"{MAX_COMPLETION_BYTES // 1024} KB a text",
     f"{servers.MOST} connections",
     f"use every core for {WORDS[round(scorer.JOB_S + scorer.MARGIN_S)]} seconds",
-    f"{WORDS[drift.LIMIT]} of the newest {drift.WINDOW} groups may teach a phrase",
+    f"{WORDS[phrase_watch.LIMIT]} of the newest {phrase_watch.WINDOW} groups may teach a phrase",
     f"older than {receive.REMEMBERED:,} newer ones",
     f"newcomers share {time_quota.NEWCOMERS_RATE:.0%} of the engine".replace("%", " %"),
     f"{WORDS[HOST['invite_uses']]} uses unless you say otherwise",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sapo_swarm.coordinator.records import AHEAD_S, SAMPLE_BYTES, PoolEntry, PoolLimits, invite_share, is_task_accepted
-from sapo_swarm.protocol.drift import RecentFingerprints
+from sapo_swarm.protocol.phrase_watch import RecentFingerprints
 
 # A sample being drawn: one group of each source, fairly among invites, then more of each in turn if sources are few.
 #

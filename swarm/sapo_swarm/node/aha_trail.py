@@ -11,12 +11,12 @@ import msgspec
 import zstandard
 
 from sapo_swarm.events import Event, FirstSuccess, GroupRecorded, RoundFinished, RunStarted, SwarmUpdated
-from sapo_swarm.protocol.drift import KeptPhrases, PhraseWatch
+from sapo_swarm.protocol.phrase_watch import KeptPhrases, PhraseWatch
 from sapo_swarm.protocol.time_quota import KeptSource, KeptSources
 from sapo_swarm.types import UNREADABLE, Group, Peer
 from sapo_swarm.whole_file import write_atomically
 
-# A model's phrase memory (protocol.drift) and its trust in sources (protocol.time_quota) on disk, so that a restart
+# A model's phrase memory (protocol.phrase_watch) and its trust in sources (protocol.time_quota) on disk, so that a restart
 # neither whitewashes what others taught it nor forgives what they cost.
 #
 # phrases.msgpack in the model's folder: one zstd frame, written beside its name and renamed. An unreadable file counts

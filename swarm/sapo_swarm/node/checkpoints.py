@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from sapo_backends.base import Engine
 from sapo_backends.errors import CheckpointCorrupt, size_text
-from sapo_swarm.node.downsampling import checkpoints_to_drop, over_budget, pinned_ones
+from sapo_swarm.node.journal_thinning import checkpoints_to_drop, over_budget, pinned_ones
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk
 

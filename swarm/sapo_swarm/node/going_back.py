@@ -34,7 +34,7 @@ from sapo_swarm.node.checkpoints import (
 )
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.node.resume_log import ResumeHeader, UpdateLog
-from sapo_swarm.sapo import tripwire
+from sapo_swarm.sapo import held_out_tripwire
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own.spec import BadTask
 
@@ -135,9 +135,9 @@ def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | Non
 
 
 def comparable_evaluations(events: Iterable[Event], items: int | None) -> dict[int, Evaluated]:
-    """See tripwire.regular_results. items: number of questions in a regular evaluation; None: unknown, and nothing is
+    """See held_out_tripwire.regular_results. items: number of questions in a regular evaluation; None: unknown, and nothing is
     comparable."""
-    return {} if items is None else tripwire.regular_results(events, items)
+    return {} if items is None else held_out_tripwire.regular_results(events, items)
 
 
 def items_of(config: RunConfig) -> int | None:
@@ -229,11 +229,13 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
                 f"The node of {name} was killed, and what it did last is not in a checkpoint yet. Start it once "
                 f"(sapo-desktop node {name}), so that nothing is lost, then go back."
             )
-        events, items = journal.read(kinds=tripwire.KINDS), items_of(config)
+        events, items = journal.read(kinds=held_out_tripwire.KINDS), items_of(config)
         if items is None:  # the best ones are unknown: all stay
             checkpoints.pinned = tuple(map(rounds_of, checkpoints.complete()))
         else:
-            checkpoints.pinned = tripwire.checkpoints_to_keep(tripwire.watch_of(events, items, 0.0), state.rollbacks)
+            checkpoints.pinned = held_out_tripwire.checkpoints_to_keep(
+                held_out_tripwire.watch_of(events, items, 0.0), state.rollbacks
+            )
         saved = copy_state(checkpoints, target, path, state, state.solved)
         resume_log.delete_in_flight(model)  # rollouts of a round that will not come
         log.start(ResumeHeader(saved.state.rounds_done, saved.state.weights, saved.state.rollbacks))

@@ -1,5 +1,5 @@
 """A node's guard against harmful external text: it keeps the best checkpoint, looks closer when held-out results fall, and
-when the wire trips, rolls back and stops taking external groups (the rules: sapo_swarm.sapo.tripwire).
+when the wire trips, rolls back and stops taking external groups (the rules: sapo_swarm.sapo.held_out_tripwire).
 
 Its whole state is in the journal, and the number of rollbacks behind the weights is in their checkpoint: a node killed at any
 point comes back, finds what is left to do, and does it.
@@ -24,8 +24,8 @@ from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Ask, Evaluator, Unanswered
 from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import EventBus, Journal
-from sapo_swarm.sapo import tripwire
-from sapo_swarm.sapo.tripwire import TripwireState
+from sapo_swarm.sapo import held_out_tripwire
+from sapo_swarm.sapo.held_out_tripwire import TripwireState
 
 T = TypeVar("T")
 AGAIN = "sapo-desktop external on"
@@ -75,8 +75,8 @@ class RollbackGuard:
         """Read the state from the journal; from now on the checkpoint that is needed stays. rollbacks: in the checkpoint that
         is restored."""
         self.rollbacks = rollbacks
-        events = await asyncio.to_thread(self.journal.read, 0, tripwire.KINDS)
-        self._become(tripwire.watch_of(events, self.regular_items, self.tolerance))
+        events = await asyncio.to_thread(self.journal.read, 0, held_out_tripwire.KINDS)
+        self._become(held_out_tripwire.watch_of(events, self.regular_items, self.tolerance))
 
     async def due(self, rounds_done: int, practised: int) -> bool:
         """Whether these weights lack their regular evaluation, because a stop or a kill came first. practised: rounds of
@@ -145,7 +145,7 @@ class RollbackGuard:
             return
         path, _ = checkpoint
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
-        was, now, count = tripwire.mean_pass_rate(before), tripwire.mean_pass_rate(after), len(after)
+        was, now, count = held_out_tripwire.mean_pass_rate(before), held_out_tripwire.mean_pass_rate(after), len(after)
         figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
         if verdict != "harm":
             await self._publish(self._cleared(rounds_done, verdict, figures, was, now, count))
@@ -170,7 +170,12 @@ class RollbackGuard:
 
     @staticmethod
     def _cleared(
-        rounds_done: int, verdict: tripwire.Verdict, figures: str, was: float = 0.0, now: float = 0.0, items: int = 0
+        rounds_done: int,
+        verdict: held_out_tripwire.Verdict,
+        figures: str,
+        was: float = 0.0,
+        now: float = 0.0,
+        items: int = 0,
     ) -> ExternalSwitched:
         finding = (
             "no fall of a third or more was found"
@@ -184,21 +189,21 @@ class RollbackGuard:
 
     async def _compared(
         self, path: Path, rounds_done: int, used: int, on_progress: Ask
-    ) -> tuple[list[ItemResult], list[ItemResult], tripwire.Verdict]:
+    ) -> tuple[list[ItemResult], list[ItemResult], held_out_tripwire.Verdict]:
         """The answers of the checkpoint's and the current weights to fresh questions, and the verdict: more are asked until
         it is clear, or there are no more. used: fresh questions of earlier looks."""
         before: list[ItemResult] = []
         after: list[ItemResult] = []
-        verdict: tripwire.Verdict = "open"
-        for number, factor in enumerate(tripwire.STEPS):
+        verdict: held_out_tripwire.Verdict = "open"
+        for number, factor in enumerate(held_out_tripwire.STEPS):
             total_asked = used + len(self.examiner.fresh_questions(factor, used))
             if total_asked == used:
                 break
             after += await self.examiner.fresh(factor, used, rounds_done, _half(on_progress, 2 * number))
             before += await self._of_another(path, rounds_done, factor, used, _half(on_progress, 2 * number + 1))
-            before, after = tripwire.in_common(before, after)
+            before, after = held_out_tripwire.in_common(before, after)
             last = not self.examiner.fresh_questions(1, total_asked)
-            verdict = tripwire.closer_look(before, after, self.tolerance, last)
+            verdict = held_out_tripwire.closer_look(before, after, self.tolerance, last)
             if verdict != "open":
                 break
             used = total_asked
@@ -241,7 +246,7 @@ class RollbackGuard:
         self._become(self._after(event))  # not before: other events arrive while this one is being stored
 
     def _after(self, event: Event) -> TripwireState:
-        return tripwire.update_tripwire(self.watch, event, self.regular_items, self.tolerance)
+        return held_out_tripwire.update_tripwire(self.watch, event, self.regular_items, self.tolerance)
 
     def _become(self, watch: TripwireState) -> None:
         self.watch = watch
@@ -250,13 +255,13 @@ class RollbackGuard:
             self.exchange.take(watch.taking)
 
     def _pin(self) -> None:
-        self.checkpoints.pinned = tripwire.checkpoints_to_keep(self.watch, self.rollbacks)
+        self.checkpoints.pinned = held_out_tripwire.checkpoints_to_keep(self.watch, self.rollbacks)
 
 
 def _half(show: Ask, place: int) -> Ask:
     """Maps progress of half a step of a closer look (the current weights answer, then the best checkpoint's) to progress of
     the whole step."""
-    return lambda part: show((place + part) / (2 * len(tripwire.STEPS)))
+    return lambda part: show((place + part) / (2 * len(held_out_tripwire.STEPS)))
 
 
 def _percent(rate: float) -> str:

@@ -19,7 +19,6 @@ from sapo_swarm.events import Evaluated, LogLine, RoundFinished, SwarmUpdated
 from sapo_swarm.node import aha_trail, round_phases
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import NodeStatus
-from sapo_swarm.node.downsampling import JournalRetention
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator, Unanswered, held_out_exclusion
 from sapo_swarm.node.examples_phase import ExamplesPhase
@@ -28,6 +27,7 @@ from sapo_swarm.node.governor.machine import GovernorTicker, run_governor
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.guard import RollbackGuard, evaluated_after
 from sapo_swarm.node.journal import LINEAGE, EventBus, Journal, JournalError, rounds_in_weights
+from sapo_swarm.node.journal_thinning import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
 from sapo_swarm.node.round_context import NodeActivity, RoundContext, RoundWork, restore_replay_buffer

@@ -37,7 +37,7 @@ from sapo_swarm.node.resume_log import (
     restore_round,
 )
 from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.sapo import tripwire
+from sapo_swarm.sapo import held_out_tripwire
 
 DAY_S = 86400.0
 BYTES_A_DAY = 10 * 10**9
@@ -227,7 +227,7 @@ class ModelStore:
         if saved.state.restored < 0:
             return [going_back.told_of(saved)]
         return going_back.told_afterwards(
-            saved, self.journal.read(kinds=tripwire.KINDS), going_back.items_of(self.config)
+            saved, self.journal.read(kinds=held_out_tripwire.KINDS), going_back.items_of(self.config)
         )
 
     def go_back(self, target: int) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from sapo_swarm.protocol.drift import PhraseWatch, UnlikelySources
 from sapo_swarm.protocol.identity import group_text, node_id, verify_signature
+from sapo_swarm.protocol.phrase_watch import PhraseWatch, UnlikelySources
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SignedGroup, WireError, content_digest, unpack_msgpack
@@ -241,7 +241,8 @@ class GroupReceiver:
 
     async def _judged(self, case: _Case) -> Group | None:
         """The group if this policy may be taught its texts. Refused if these are far longer than its own, hold a phrase that
-        it never wrote and that many groups bring, or are too unlikely, as were others of the node."""
+        it never wrote and that many groups bring, repeat the question as many do, or are too unlikely, as were others of the
+        node."""
         body, question, verdict, taught = case.body, case.question, case.verdict, case.taught
         assert question is not None
         assert verdict is not None
@@ -249,8 +250,9 @@ class GroupReceiver:
             self._refuse(case, "length")
             return None
         phrases = self.phrases.phrases_allowed(taught, question)
-        if phrases is None:
-            self._refuse(case, "phrase")
+        repeated = self.phrases.repeats_allowed(taught, question)
+        if phrases is None or repeated is None:
+            self._refuse(case, "phrase" if phrases is None else "repeats")
             return None
         if taught:
             texts = random.sample(taught, min(PROBED, len(taught)))
@@ -262,7 +264,7 @@ class GroupReceiver:
                     self._refuse(case, reason)
                     return None
             self.quota.judged(body.node, case.origin, True, self.clock())
-        self.phrases.count_taken(phrases)
+        self.phrases.count_taken(phrases, repeated if taught else None)
         return _group(body, question, verdict)
 
     def _estimate(self, question: Question, texts: Sequence[str]) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from sapo_swarm.scoring.declared import enclose_answer, extract_answer
+from sapo_swarm.scoring.declared_verifiers import enclose_answer, extract_answer
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.own import library
 from sapo_swarm.types import AnswerFormat, Group, Question

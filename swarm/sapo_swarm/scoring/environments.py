@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sapo_swarm.scoring.declared import execute_file
+from sapo_swarm.scoring.declared_verifiers import execute_file
 
 # The person's own environment, in TRL's shape, found by duck typing: reset(**row), typed public methods, get_reward().
 #

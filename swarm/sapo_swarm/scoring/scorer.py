@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from sapo_swarm.errors import SwarmError
-from sapo_swarm.scoring.declared import extract_answer
+from sapo_swarm.scoring.declared_verifiers import extract_answer
 from sapo_swarm.scoring.environments import EpisodeStep
 from sapo_swarm.scoring.messages import (
     START_S,

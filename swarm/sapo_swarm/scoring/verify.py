@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sapo_swarm.scoring.declared import extract_answer, score_declared
+from sapo_swarm.scoring.declared_verifiers import extract_answer, score_declared
 from sapo_swarm.scoring.messages import cap_completion
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.catalogue import EXACT, LIBRARY_PRESET

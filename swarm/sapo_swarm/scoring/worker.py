@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, ClassVar, NoReturn
 
 import msgspec
 
-from sapo_swarm.scoring import declared, python_runner, sandbox
-from sapo_swarm.scoring.declared import enclose_answer, load_reward
+from sapo_swarm.scoring import declared_verifiers, python_runner, sandbox
+from sapo_swarm.scoring.declared_verifiers import enclose_answer, load_reward
 from sapo_swarm.scoring.environments import EpisodeStep, load_environment_spec, replay_episode, start_environment
 from sapo_swarm.scoring.messages import (
     START_S,
@@ -179,9 +179,9 @@ def _open(ref: TaskRef, task: OwnTask, entry: dict[str, Any]) -> None:
     """Load the task's code and check its schema: what cannot work is reported, not used for judging. An environment adds to
     the question what it says when it is reset."""
     if declares_verifier(task.spec, PythonTests):
-        declared.require_runner()
+        declared_verifiers.require_runner()
     if declares_verifier(task.spec, JsonSchema):
-        declared.require_sound_schema(task.schema)
+        declared_verifiers.require_sound_schema(task.schema)
     if task.spec.turns:
         row = entry["row"]
         entry["question"] = start_environment(load_environment_spec(task.code), row, task.spec.fill(row), ref.label)[1]

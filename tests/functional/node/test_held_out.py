@@ -27,7 +27,7 @@ from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.round_context import RoundContext, RoundWork
 from sapo_swarm.node.round_phases import NoQuestions, candidate_refs, sample_questions
 from sapo_swarm.node.setup import SILO
-from sapo_swarm.sapo.tripwire import STEPS
+from sapo_swarm.sapo.held_out_tripwire import STEPS
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Question
 

@@ -16,8 +16,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.coordinator.admin_client import AdminAccess, read_access, write_access
 from sapo_swarm.node import aha_trail, resume_log
 from sapo_swarm.node.resume_log import InFlight
-from sapo_swarm.protocol.drift import PhraseWatch
 from sapo_swarm.protocol.identity import KeyStoreError, load_or_create
+from sapo_swarm.protocol.phrase_watch import PhraseWatch
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import build_task, read_task, write_task
 from sapo_swarm.tasks.own.import_rows import read_jsonl

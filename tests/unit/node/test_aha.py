@@ -18,8 +18,8 @@ from sapo_swarm.events import (
     SwarmUpdated,
 )
 from sapo_swarm.node.aha_trail import KINDS, AhaTrail, FirstSuccesses, trails_of
-from sapo_swarm.node.downsampling import JournalDownsampler
 from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.journal_thinning import JournalDownsampler
 from sapo_swarm.types import Group, Peer, Rollout
 
 ADA = "a" * 26

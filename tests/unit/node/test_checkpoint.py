@@ -20,7 +20,7 @@ from sapo_swarm.node.checkpoints import (
     read_state,
     rounds_of,
 )
-from sapo_swarm.node.downsampling import checkpoints_to_drop
+from sapo_swarm.node.journal_thinning import checkpoints_to_drop
 from sapo_swarm.node.model_store import BYTES_A_DAY, DAY_S, checkpoint_due
 
 ENGINE = FakeBackend().load(LoadRequest("fake"))

@@ -15,10 +15,10 @@ from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, ExamplesRead, RoundFinished, RunStarted, StateChanged, decode_event, encode_event
 from sapo_swarm.node.base_trial import no_questions, plan_of, sentence_of
-from sapo_swarm.node.downsampling import merge_rounds
 from sapo_swarm.node.examples_phase import steps_between_readings, why_over, without_gain
 from sapo_swarm.node.governor.run_control import RunControl, RunRequests, apply_command, find_obstacle, last_pause
 from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.journal_thinning import merge_rounds
 from sapo_swarm.node.round_context import NodeActivity
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector
 from sapo_swarm.node.verified_examples import BATCH, cut_into_batches, rows_apart

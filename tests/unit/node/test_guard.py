@@ -17,7 +17,7 @@ from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.journal import EventBus, Journal
-from sapo_swarm.sapo import tripwire
+from sapo_swarm.sapo import held_out_tripwire
 from sapo_swarm.scoring.scorer import Scorer
 
 CONFIG = RunConfig(tasks=("basic_arithmetic",), local_groups=2, external_groups=2)
@@ -46,9 +46,9 @@ async def test_a_person_who_switches_groups_off_while_the_tripwire_trips_takes_n
         round=10, taking=False, by="tripwire", sentence="It fell.", restored=4, best=0.5, now=0.1, items=100
     )
     await asyncio.gather(guard._publish(trip), guard.switch(False, 10))
-    told = guard.journal.read(0, tripwire.KINDS)
+    told = guard.journal.read(0, held_out_tripwire.KINDS)
     assert [event.by for event in told if isinstance(event, ExternalSwitched)] == ["tripwire", "person"]
-    assert guard.watch == tripwire.watch_of(told, guard.regular_items, guard.tolerance)
+    assert guard.watch == held_out_tripwire.watch_of(told, guard.regular_items, guard.tolerance)
     assert (guard.watch.trips, guard.watch.restored) == (1, 4)
 
 

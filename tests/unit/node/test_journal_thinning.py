@@ -12,8 +12,9 @@ import pytest
 from tests.support.records import evaluation, finished, group_of, opened
 
 from sapo_swarm.events import Evaluated, ExternalSwitched, GroupRecorded, LogLine, RoundFinished, RunStarted
-from sapo_swarm.node import downsampling
-from sapo_swarm.node.downsampling import (
+from sapo_swarm.node import journal_thinning
+from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.journal_thinning import (
     DENSE,
     EVERY,
     PRUNED_ROWS,
@@ -23,8 +24,7 @@ from sapo_swarm.node.downsampling import (
     merge_rounds,
     sequences_to_drop,
 )
-from sapo_swarm.node.journal import EventBus, Journal
-from sapo_swarm.sapo.tripwire import KINDS, watch_of
+from sapo_swarm.sapo.held_out_tripwire import KINDS, watch_of
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_old_groups_go_but_every_tenth_round_first_successes_and_all_else_stay(j
 def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downsampling, "OLD_GROUPS", 8)
+    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 8)
     journal.append([group_of(round_, 0) for round_ in range(200)])
     thinning = JournalDownsampler(journal)
     while thinning.groups(150):
@@ -105,7 +105,7 @@ def test_a_long_run_keeps_the_groups_of_fewer_of_its_old_rounds(
 
 async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is what is stored, neither the last round nor what else it tells of."""
-    monkeypatch.setattr(downsampling, "OLD_GROUPS", 20)
+    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 20)
     journal.append([group_of(round_, 0) for round_ in range(200)])
     journal.append([*[group_of(199, n) for n in range(1, 90)], *[line(str(n)) for n in range(90)]])
     retention = JournalRetention(journal, 20)
@@ -117,7 +117,7 @@ async def test_one_large_round_thins_nothing_of_the_past(journal: Journal, monke
 def test_a_first_round_larger_than_all_room_is_no_endless_search(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downsampling, "OLD_GROUPS", 8)
+    monkeypatch.setattr(journal_thinning, "OLD_GROUPS", 8)
     journal.append([group_of(0, n) for n in range(20)])
     journal.append([group_of(round_, 0) for round_ in range(1, 60)])
     assert JournalDownsampler(journal).groups(50) == 49

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.swarm.test_phrases import teaches
 
-from sapo_swarm.protocol.drift import BASE_LOCAL, LOCAL_A_ROUND, PhraseWatch
+from sapo_swarm.protocol.phrase_watch import BASE_LOCAL, LOCAL_A_ROUND, PhraseWatch
 from sapo_swarm.types import Question, TaskRef
 
 QUESTION = Question(TaskRef("basic_arithmetic", "starter", 1), "What is 12 + 5?", "0" * 64)

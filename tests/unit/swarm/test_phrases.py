@@ -14,7 +14,7 @@ from tests.support.own_tasks import library_in, task_of
 
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node import aha_trail
-from sapo_swarm.protocol.drift import (
+from sapo_swarm.protocol.phrase_watch import (
     BASE_LOCAL,
     DRIFT,
     LIMIT,
@@ -27,6 +27,7 @@ from sapo_swarm.protocol.drift import (
     WINDOW,
     PhraseWatch,
     extract_phrases,
+    repeats_question,
 )
 from sapo_swarm.scoring.prompts import before_answer, written_answer
 from sapo_swarm.tasks.own import library
@@ -333,7 +334,7 @@ def test_a_flood_of_other_phrases_does_not_make_a_taught_one_the_nodes_own(
     refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory is bounded: pushed out of it, a planted phrase would count as this node's own once it writes it."""
-    monkeypatch.setattr("sapo_swarm.protocol.drift.REMEMBERED", most := 2048)
+    monkeypatch.setattr("sapo_swarm.protocol.phrase_watch.REMEMBERED", most := 2048)
     made = watch()
     for _ in range(LIMIT):
         assert teaches(made, ["Hail to the Thief. <answer>4</answer>"], QUESTION)
@@ -352,3 +353,82 @@ def test_a_memory_that_cannot_be_read_is_said_and_counts_as_none(tmp_path: Path,
     made, _, said = aha_trail.load_swarm_memory(tmp_path)
     assert made == PhraseWatch()
     assert "cannot be read" in said
+
+
+# The question as a phrase: how much more often others' taught texts repeat it than the base did.
+
+
+def asked(number: int) -> Question:
+    prompt = f"A farmer has {number} sheep and sells every third one of them on Monday. How many sheep are left?"
+    return Question(TaskRef("basic_arithmetic", "starter", number), prompt, "0" * 64)
+
+
+def repeating(number: int) -> str:
+    return f"{asked(number).prompt} <answer>{number}</answer>"
+
+
+def taught_repetitions(watch: PhraseWatch, groups: int = WINDOW, repeat: float = 1.0) -> int:
+    """How many groups were taken; repeat: the part of their texts that repeats the question."""
+    taken = 0
+    for number in range(groups):
+        texts = [repeating(number) if place < 8 * repeat else f"<answer>{number}</answer>" for place in range(8)]
+        part = watch.repeats_allowed(texts, asked(number))
+        if part is not None:
+            watch.count_taken(frozenset(), part)
+            taken += 1
+    return taken
+
+
+def base_that_repeats(share: float) -> PhraseWatch:
+    made = PhraseWatch()
+    texts = [(repeating(k) if k % 100 < 100 * share else f"<answer>{k}</answer>", asked(k)) for k in range(BASE_LOCAL)]
+    for start in range(0, BASE_LOCAL, LOCAL_A_ROUND):
+        made.observe_local(texts[start : start + LOCAL_A_ROUND])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "repeats"),
+    [
+        (repeating(7), True),
+        (asked(7).prompt.upper(), True),
+        ("A farmer has 7 sheep; he sells every third one of them.", True),
+        ("Every third one of them leaves, so of 7 sheep 5 are left.", False),
+        ("<answer>7</answer>", False),
+        ("", False),
+    ],
+)
+def test_a_text_repeats_its_question_if_eight_of_its_words_stand_there_in_order(text: str, repeats: bool) -> None:
+    assert repeats_question(text, asked(7).prompt) is repeats
+
+
+def test_a_question_of_few_words_is_not_repeated_by_standing_there_once() -> None:
+    """What is 12 + 5? stands in many an answer to it."""
+    assert not repeats_question(PROMPT, PROMPT)
+    assert repeats_question(PROMPT * 2, PROMPT)
+
+
+def test_three_groups_may_teach_a_node_that_never_did_to_repeat_the_question() -> None:
+    """Their words are those of the question, so no phrase is foreign."""
+    watch = base_that_repeats(0.0)
+    assert watch.phrases_allowed([repeating(1)], asked(1)) == frozenset()
+    assert taught_repetitions(watch) == LIMIT
+    assert taught_repetitions(watch, repeat=0.25) == 0
+
+
+def test_texts_that_repeat_it_in_part_count_in_part() -> None:
+    assert taught_repetitions(base_that_repeats(0.0), repeat=0.25) == 4 * LIMIT
+
+
+def test_a_node_that_repeats_it_itself_may_be_taught_by_others_who_do_as_often() -> None:
+    assert taught_repetitions(base_that_repeats(0.5), repeat=0.5) == WINDOW
+
+
+def test_a_node_that_repeats_it_now_and_then_is_not_taught_to_repeat_it_always() -> None:
+    assert taught_repetitions(base_that_repeats(0.04)) <= LIMIT + 1
+
+
+def test_what_repeated_the_question_is_remembered_over_a_restart() -> None:
+    watch = base_that_repeats(0.04)
+    taught_repetitions(watch)
+    assert taught_repetitions(PhraseWatch.unpacked(watch.packed())) == 0

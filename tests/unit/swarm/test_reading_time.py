@@ -11,8 +11,8 @@ import zstandard
 from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, body, signed
 
 from sapo_swarm.node import aha_trail
-from sapo_swarm.protocol.drift import PhraseWatch
 from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.phrase_watch import PhraseWatch
 from sapo_swarm.protocol.receive import WAIT_S, WAITING_OF_ORIGIN, AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.time_quota import FIRST_TRUST, KNOWN_AFTER, SOURCES, KeptSource, TimeQuota
 from sapo_swarm.types import Question

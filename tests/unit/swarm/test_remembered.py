@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo_swarm.protocol.drift import RecentFingerprints, text_fingerprint
+from sapo_swarm.protocol.phrase_watch import RecentFingerprints, text_fingerprint
 
 LEAST = 64
 NUMBERS = st.lists(st.integers(0, 400), max_size=600)

@@ -13,7 +13,7 @@ from tests.support.records import opened
 
 from sapo_swarm.evaluation import ItemResult
 from sapo_swarm.events import Evaluated, ExternalSwitched, RunStarted
-from sapo_swarm.sapo.tripwire import (
+from sapo_swarm.sapo.held_out_tripwire import (
     FALL,
     STEPS,
     SUSPICION,

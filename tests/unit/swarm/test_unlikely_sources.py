@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tests.unit.swarm.test_receive import ME, NOW, PEER, SWARM, AddOne, signed
 
-from sapo_swarm.protocol import drift
-from sapo_swarm.protocol.drift import MOST, NEWEST, UnlikelySources
+from sapo_swarm.protocol import phrase_watch
 from sapo_swarm.protocol.identity import Identity
+from sapo_swarm.protocol.phrase_watch import MOST, NEWEST, UnlikelySources
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.time_quota import TimeQuota
 from sapo_swarm.types import Question
@@ -67,7 +67,7 @@ def test_shuffled_words_refuse_their_source_for_good_and_a_rare_unlikely_group_d
 
 def test_what_is_remembered_of_sources_is_bounded() -> None:
     sources = UnlikelySources()
-    for number in range(drift.SOURCES + 10):
+    for number in range(phrase_watch.SOURCES + 10):
         sources.judged(str(number), True)
-    assert len(sources.newest) == drift.SOURCES
+    assert len(sources.newest) == phrase_watch.SOURCES
     assert "9" not in sources.newest

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.declared import ADULTS, judge, score
 from tests.support.own_tasks import task_of
 
-from sapo_swarm.scoring.declared import JUDGES, enclose_answer, extract_answer, require_sound_schema
+from sapo_swarm.scoring.declared_verifiers import JUDGES, enclose_answer, extract_answer, require_sound_schema
 from sapo_swarm.scoring.verify import score_text
 from sapo_swarm.tasks.own.spec import (
     BadTask,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.declared import ADULTS, judge, score
 from tests.support.own_tasks import task_of
 
-from sapo_swarm.scoring import declared
+from sapo_swarm.scoring import declared_verifiers
 from sapo_swarm.tasks.own.spec import (
     BadTask,
     ChoiceVerifier,
@@ -146,12 +146,12 @@ def test_a_schema_fetches_nothing() -> None:
 def test_a_schema_by_which_no_answer_could_be_judged_is_refused_in_a_sentence(schema: object) -> None:
     """Each answer counted as wrong instead, and nobody said why."""
     with pytest.raises(BadTask, match=r"schema\.json: (there is no|a \$ref in it leads back)"):
-        declared.require_sound_schema(schema)
+        declared_verifiers.require_sound_schema(schema)
 
 
 def test_a_schema_of_a_tree_refers_to_itself() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
-    declared.require_sound_schema(tree)
+    declared_verifiers.require_sound_schema(tree)
     assert judge(task_of(JsonSchema(), schema=tree), '<answer>{"left": {"right": {}}}</answer>') == 1.0
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.own_tasks import library_in, write_folder
 
-from sapo_swarm.scoring.declared import literal_value, same_value
+from sapo_swarm.scoring.declared_verifiers import literal_value, same_value
 from sapo_swarm.scoring.python_runner import PythonRunner
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.scoring.verify import DeadlineExceeded
@@ -119,7 +119,7 @@ ATTACKS = {
     "patches built-ins": "import builtins\nbuiltins.repr = lambda v: '8'\nbuiltins.eval = lambda *a: 8\ndef double(x): return 0",
     "patches json": 'import json\njson.dumps = lambda v: \'["8", "", ""]\'\ndef double(x): return 0',
     "patches the checker": "import sys\nm = sys.modules['sapo_swarm.scoring.python_runner']\n"
-    "m._write = m._read = None\ntry:\n    g = sys.modules['sapo_swarm.scoring.declared']\n"
+    "m._write = m._read = None\ntry:\n    g = sys.modules['sapo_swarm.scoring.declared_verifiers']\n"
     "    g.same = lambda *a: True\nexcept KeyError:\n    pass\ndef double(x): return 0",
     "answers for the tests": 'import os\nos.write(3, b\'["True", "True", "True"]\')\nos._exit(0)',
     "says too much": "import os\nwhile True: os.write(3, b'x' * 65536)",

@@ -23,7 +23,7 @@ from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion
-from sapo_swarm.scoring.declared import enclose_answer
+from sapo_swarm.scoring.declared_verifiers import enclose_answer
 from sapo_swarm.scoring.prompts import written_answer
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed
 from sapo_swarm.tasks import catalogue

@@ -25,7 +25,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import eval_items
 from sapo_swarm.node.evaluation import SLOW
 from sapo_swarm.node.verified_examples import FRESH, FRESH_SLOW, MOST_APART, ROWS_OF_A_PASS, rows_apart
-from sapo_swarm.scoring.declared import enclose_answer
+from sapo_swarm.scoring.declared_verifiers import enclose_answer
 from sapo_swarm.scoring.prompts import build_conversation, build_messages
 from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 from sapo_swarm.tasks.catalogue import generator_of, is_own, preset_of, tokens_needed, train_seed

@@ -17,7 +17,7 @@ from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.control_api import ControlClient
 from sapo_swarm.node.going_back import BEFORE, REASON, CannotGoBack, KeptState, go_back_on_disk, items_of, kept_states
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.sapo import tripwire
+from sapo_swarm.sapo import held_out_tripwire
 
 BEST = {"best": "best", "best-greedy": "best_greedy"}
 """Words accepted instead of a round -> the kept state that they mean."""
@@ -39,7 +39,7 @@ def load_kept_states(model: Model) -> list[KeptState]:
     if not model.checkpoints:
         raise UsageError(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
     journal = model.folder / "journal.db"
-    events = read_only(journal, kinds=(*tripwire.KINDS, "checkpoint")) if journal.exists() else []
+    events = read_only(journal, kinds=(*held_out_tripwire.KINDS, "checkpoint")) if journal.exists() else []
     return kept_states(model.checkpoints, events, items_of(model.config))
 
 

@@ -13,7 +13,7 @@ import msgspec
 from sapo_backends.errors import BackendError
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_swarm.config import RunConfig
-from sapo_swarm.scoring.declared import enclose_answer, score_declared
+from sapo_swarm.scoring.declared_verifiers import enclose_answer, score_declared
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed, UnanswerableQuestion
 from sapo_swarm.tasks.catalogue import held_out, tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask

@@ -1,6 +1,6 @@
 """What a task asks and how it is judged, as data: the verifiers that it can declare, and task.toml.
 
-Nothing here judges: that is sapo_swarm.scoring.declared. An unusable task is a BadTask with the reason.
+Nothing here judges: that is sapo_swarm.scoring.declared_verifiers. An unusable task is a BadTask with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BadTask(SwarmError, ValueError):
     exit_code: ClassVar[int] = 2
 
 
-# The verifiers that a task can declare: what is compared, as data. How they judge is in sapo_swarm.scoring.declared.
+# The verifiers that a task can declare: what is compared, as data. How they judge is in sapo_swarm.scoring.declared_verifiers.
 #
 # Every part gives a score in [0, 1]; a task's score is their weighted mean. Strictly right is only what every part
 # scores 1. `column` names the column with the truth, "" the task's answer column.

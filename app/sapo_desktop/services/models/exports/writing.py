@@ -13,7 +13,7 @@ import numpy as np
 from sapo_backends.base import Engine, Sampling, TokenSequence
 from sapo_backends.checkpoints import locate
 from sapo_backends.checkpoints.chat_template import switches_reasoning
-from sapo_backends.checkpoints.gguf_codes import merge_into_codes, why_not_merged
+from sapo_backends.checkpoints.gguf_adapter_merge import merge_into_codes, why_not_merged
 from sapo_backends.checkpoints.gguf_header import read_header
 from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.gguf_write import (

@@ -151,16 +151,18 @@ def _kept(model: Model) -> set[str]:
     """The newest checkpoint, those with the best held-out results (sampled and greedy), and the one that the tripwire
     restored or is about to restore."""
     from sapo_swarm.evaluation import regular_items  # numpy: only when something is to be removed
-    from sapo_swarm.sapo import tripwire
+    from sapo_swarm.sapo import held_out_tripwire
 
     journal = model.folder / "journal.db"
     try:
         regular = regular_items(model.config)
-        events = read_only(journal, kinds=tripwire.KINDS) if journal.exists() else []
+        events = read_only(journal, kinds=held_out_tripwire.KINDS) if journal.exists() else []
     except (JournalError, UnknownTask, BadTask):  # the best one is unknown
         return {path.name for path in model.checkpoints}
-    watch = tripwire.watch_of(events, regular, 0.0)
-    rounds = set(tripwire.checkpoints_to_keep(watch, watch.trips)) | ({watch.restored} if watch.trips else set())
+    watch = held_out_tripwire.watch_of(events, regular, 0.0)
+    rounds = set(held_out_tripwire.checkpoints_to_keep(watch, watch.trips)) | (
+        {watch.restored} if watch.trips else set()
+    )
     pinned = [path.name for path in model.checkpoints if store.rounds_of(path) in rounds]
     return {path.name for path in model.checkpoints[-1:]} | set(pinned)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from sapo_desktop.errors import UsageError
 from sapo_swarm.protocol.safe_text import safe_text
-from sapo_swarm.scoring import declared as items
-from sapo_swarm.scoring.declared import MINUS, normalised_label, score_declared
+from sapo_swarm.scoring import declared_verifiers as items
+from sapo_swarm.scoring.declared_verifiers import MINUS, normalised_label, score_declared
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import Row, RowTable, column_slug
 from sapo_swarm.tasks.own.row_roles import rows_by_level

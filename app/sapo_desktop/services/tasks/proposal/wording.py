@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import msgspec
 
 from sapo_desktop.services.tasks.proposal.columns import ASKING, QUESTIONS, date_form, few_numbers, lookalike_answer
-from sapo_swarm.scoring.declared import extract_answer, normalised_label, parse_json, parse_measure, split_items
+from sapo_swarm.scoring.declared_verifiers import (
+    extract_answer,
+    normalised_label,
+    parse_json,
+    parse_measure,
+    split_items,
+)
 from sapo_swarm.scoring.messages import cap_completion
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.own.folder import OwnTask

@@ -111,6 +111,9 @@ class RecentFingerprints:
 # more. A phrase that was the node's own, but rare, may be taught without limit: it is reported when it has become
 # common. Pure bookkeeping; it is saved with the model (`packed`, `unpacked`), since a restart must not turn foreign
 # phrases into this node's own.
+#
+# The question itself is a phrase of another kind: its words differ each time, and a small model repeats it now and then
+# without anybody's teaching. So what counts is how much more often others' taught texts repeat it than the base did.
 
 WINDOW = 256
 """Newest groups taken, over all sources;"""
@@ -151,6 +154,9 @@ LOCAL_A_ROUND = 64
 PHRASES_LONGEST = MAX_COMPLETION_BYTES // 2
 """Characters of a text that are read from either end: all of what others may send."""
 
+REPEATED_RUN, REPEATED_WORDS = 4, 8
+"""A text repeats its question if this many of its words stand in runs of at least REPEATED_RUN words of the question."""
+
 _PHRASES_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s\x00-\u25ff\u27c0-\u2aff]")
 """Letters, digits, or one sign beyond those that calculations and sentences use: emoji above all."""
 
@@ -190,6 +196,19 @@ def _long_numbers(text: str) -> Iterator[str]:
                     break
 
 
+def repeats_question(text: str, prompt: str) -> bool:
+    """Whether the text has REPEATED_WORDS words of the question in its order. Linear in the length of both."""
+    asked = _PHRASES_WORD.findall(prompt.lower())
+    words = _PHRASES_WORD.findall(text[: 2 * PHRASES_LONGEST].lower())
+    runs = {tuple(asked[start : start + REPEATED_RUN]) for start in range(len(asked) - REPEATED_RUN + 1)}
+    repeated = until = 0
+    for start in range(len(words) - REPEATED_RUN + 1):
+        if tuple(words[start : start + REPEATED_RUN]) in runs:
+            repeated += start + REPEATED_RUN - max(start, until)
+            until = start + REPEATED_RUN
+    return repeated >= REPEATED_WORDS
+
+
 def extract_phrases(text: str, prompt: str) -> frozenset[str]:
     """The phrases of a text without its answer; prompt: the question, whose words do not count. Linear in the length of both."""
     prompt_words = set(_PHRASES_WORD.findall(prompt.lower()))
@@ -214,8 +233,9 @@ _Known = Annotated[bytes, Meta(max_length=16 * REMEMBERED)]
 
 
 class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved PhraseWatch. own, foreign: from RecentFingerprints.to_bytes(). taken, local: windows, oldest first. base: how
-    many completions of the base held a phrase, for those that are not rare."""
+    """A saved PhraseWatch. own, foreign: from RecentFingerprints.to_bytes(). taken, local, repeated: windows, oldest first.
+    base: how many completions of the base held a phrase, for those that are not rare. base_repeats: how many repeated their
+    question."""
 
     own: _Known
     foreign: _Known
@@ -224,6 +244,8 @@ class KeptPhrases(msgspec.Struct, frozen=True, kw_only=True):
     observed: Annotated[int, Meta(ge=0, lt=2**53)]
     base: Annotated[dict[_Phrase, int], Meta(max_length=REMEMBERED)] = {}
     usual: Annotated[float, Meta(ge=0, lt=2**20)] = 0.0
+    repeated: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=WINDOW)] = ()
+    base_repeats: Annotated[int, Meta(ge=0, le=BASE_LOCAL)] = 0
     format: Annotated[int, Meta(ge=1, le=1)] = 1
 
 
@@ -245,6 +267,9 @@ class PhraseWatch:
     """Rare phrases of its own that this node already writes often, in the newest groups taken since its start."""
     _local: deque[frozenset[str]] = field(default_factory=deque)
     _written: Counter[str] = field(default_factory=Counter)
+    _repeated: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """For each of the newest groups taken, the part of its taught texts that repeats the question."""
+    _base_repeats: int = 0
     _observed: int = 0
     _usual: float = 0.0
     """Phrases per completion of this node, a running mean."""
@@ -256,6 +281,7 @@ class PhraseWatch:
             phrases = self._phrases(text, question)
             if self._observed < BASE_LOCAL:
                 self._count_base(phrases)
+                self._base_repeats += self._repeats(text, question)
             for phrase in phrases:
                 if self._observed < BASE_LOCAL:
                     self._foreign.discard(text_fingerprint(phrase))
@@ -278,6 +304,20 @@ class PhraseWatch:
         """Phrases of everything but the judged answer."""
         elsewhere = library.answers_elsewhere(question.ref)
         return extract_phrases(text if elsewhere else before_answer(self.answer_format, text), question.prompt)
+
+    def _repeats(self, text: str, question: Question) -> bool:
+        """The text repeats its question before the answer. Where the whole text is the answer, it may be asked to."""
+        if library.answers_elsewhere(question.ref):
+            return False
+        return repeats_question(before_answer(self.answer_format, text), question.prompt)
+
+    def repeats_allowed(self, taught: Sequence[str], question: Question) -> float | None:
+        """The part of these texts that repeats the question, for count_taken(); None if the group may not be taken: others'
+        taught texts would repeat it more often than the base did, by more than LIMIT groups' worth in the newest WINDOW."""
+        part = sum(self._repeats(text, question) for text in taught) / max(1, len(taught))
+        usual = self._base_repeats / max(1, min(self._observed, BASE_LOCAL))
+        above = part + sum(self._repeated) - usual * (1 + len(self._repeated))
+        return None if part and self._observed >= MIN_LOCAL and above > LIMIT else part
 
     def _is_foreign(self, phrase: str) -> bool:
         """Others introduced it: recently, or remembered from earlier."""
@@ -314,8 +354,11 @@ class PhraseWatch:
             None if spread or len(foreign) > max(MOST_FOREIGN, PHRASES_LONGER * self._usual * len(taught)) else phrases
         )
 
-    def count_taken(self, phrases: frozenset[str]) -> None:
-        """Count a group as taken. Refused groups are not remembered: they must not push out taught ones."""
+    def count_taken(self, phrases: frozenset[str], repeated: float | None = None) -> None:
+        """Count a group as taken; repeated: the part of its taught texts that repeats the question, None if it teaches none.
+        Refused groups are not remembered: they must not push out taught ones."""
+        if repeated is not None:
+            self._repeated.append(repeated)
         if not phrases:
             return
         foreign = frozenset(phrase for phrase in phrases if text_fingerprint(phrase) not in self._own)
@@ -350,6 +393,8 @@ class PhraseWatch:
             observed=self._observed,
             base=dict(self._base),
             usual=self._usual,
+            repeated=tuple(self._repeated),
+            base_repeats=self._base_repeats,
         )
 
     @staticmethod
@@ -359,6 +404,8 @@ class PhraseWatch:
         watch = PhraseWatch(_own=own, _foreign=foreign)
         watch._observed, watch._usual = kept.observed, kept.usual
         watch._base = Counter(kept.base)
+        watch._repeated.extend(kept.repeated)
+        watch._base_repeats = kept.base_repeats
         for found in kept.taken:
             watch._slide(watch._taken, watch._taught, frozenset(found), WINDOW)
         for found in kept.local:

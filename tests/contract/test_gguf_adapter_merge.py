@@ -12,8 +12,8 @@ pytest.importorskip("torch", reason="the torch engine is not installed")
 pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 from sapo_backends.base import Engine, LoadRequest, TokenSequence
-from sapo_backends.checkpoints import gguf_codes, locate
-from sapo_backends.checkpoints.gguf_codes import LAYOUTS, Moments, fit_codes, merge_into_codes, why_not_merged
+from sapo_backends.checkpoints import gguf_adapter_merge, locate
+from sapo_backends.checkpoints.gguf_adapter_merge import LAYOUTS, Moments, fit_codes, merge_into_codes, why_not_merged
 from sapo_backends.checkpoints.gguf_write import write_gguf
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import read_json
@@ -72,7 +72,7 @@ def test_a_merged_file_answers_like_the_adapter(
     family: str, model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log-probabilities of texts like those it was fitted on; the file keeps its size, and everything but codes."""
-    monkeypatch.setattr(gguf_codes, "ROWS", 24)
+    monkeypatch.setattr(gguf_adapter_merge, "ROWS", 24)
     own, merged = tmp_path / "own.gguf", tmp_path / "merged.gguf"
     write_gguf(model_folder(family), own, "Q4_0", strict=False)
     random = np.random.default_rng(3)

@@ -16,7 +16,7 @@ import msgspec
 from sapo_backends.errors import size_text
 from sapo_swarm.events import Evaluated, RoundFinished, encode_event
 from sapo_swarm.node.journal import Journal, JournalError, decode_event_row
-from sapo_swarm.sapo.tripwire import KINDS, TripwireState, update_tripwire
+from sapo_swarm.sapo.held_out_tripwire import KINDS, TripwireState, update_tripwire
 
 DENSE = 2048
 """The newest rounds keep their figures one by one; of every doubling of the age beyond, a quarter as many stay."""
