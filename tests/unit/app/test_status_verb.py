@@ -63,7 +63,7 @@ def test_the_size_of_a_model_is_the_one_on_screen_4_with_its_exports(tmp_path: P
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(bytes(size))
     status = msgspec.structs.replace(STATUS, folder=str(tmp_path), disk=2_000_000, disk_budget=10**10)
-    assert "7 MB on disk (2 MB of its budget of 10 GB)" in describe_status(status, None)
+    assert "7.0 MB on disk (2.0 MB of its budget of 10.00 GB)" in describe_status(status, None)
 
 
 def test_the_verb_and_the_dialog_say_the_same_age_of_a_list() -> None:
