@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -68,6 +69,16 @@ def test_each_model_has_its_size_quantisation_and_fit(home: Path) -> None:
         768,
     )
     assert one.short == f"fits, {size_text(path.stat().st_size)}, Q4_K_M, LM Studio"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS would ask whether the terminal may look")
+def test_a_download_is_listed_and_what_lies_in_a_folder_below_is_not(home: Path) -> None:
+    placed(home / "Downloads" / "smol-Q4_K_M.gguf", b"")
+    placed(home / "Downloads" / "archive" / "old.gguf", b"")
+    (home / "Downloads" / "bill.pdf").write_bytes(b"%PDF")
+    (one,) = scan_local_bases(RUN).bases
+    assert one.base == "downloads:smol-Q4_K_M"
+    assert places.path_of(one.base) == home / "Downloads" / "smol-Q4_K_M.gguf"
 
 
 def test_a_large_model_is_tight_or_too_large_by_the_memory_that_is_free(
@@ -238,7 +249,9 @@ def test_with_a_network_the_recommended_ones_are_offered_with_their_minutes(
 ) -> None:
     monkeypatch.setattr(hub_cache, "why_away", lambda: "")
     here, remote, _ = _groups(app)
-    assert here.notes == ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
+    assert here.notes == (
+        "None in the folders of LM Studio, Ollama, llama.cpp, the hub, nor in Downloads. Drop a GGUF file here.",
+    )
     by_name = {offer.value: offer for offer in remote.offers}
     assert {base.id for base in recommended.load_recommended_list().bases} == set(by_name)
     assert not any(offer.blocked for offer in remote.offers)
