@@ -13,7 +13,7 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.replay import ReplayFeed
 from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
-from sapo_desktop.dashboard.state import NodeLink
+from sapo_desktop.dashboard.state import NodeLink, apply_event
 from sapo_desktop.dashboard.widgets.frame import MAX_KEYS, KeyBar
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_swarm.events import Event, LogLine, RunStarted, StateChanged
@@ -118,6 +118,25 @@ async def test_the_newest_lines_of_a_log_are_in_view_and_keys_lead_to_its_beginn
         assert not any("Number 10" in line for line in lines)
         await pilot.press("end")
         assert any("Number 10" in line for line in await settled(pilot))
+
+
+async def test_the_log_follows_its_newest_line_after_a_resize_and_after_an_hour_on_another_screen() -> None:
+    words = "of a line that is so long that it is wrapped several times, " * 4
+    log: list[Event] = [LogLine(time=float(n), level="info", text=f"Number {n:02} {words}") for n in range(11)]
+    app = app_over(log)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.press("5")
+        await settled(pilot)
+        await pilot.resize_terminal(80, 24)
+        assert any("Number 10" in line for line in await settled(pilot))
+        await pilot.press("1")
+        for n in range(11, 40):
+            app.state = apply_event(app.state, LogLine(time=float(n), level="info", text=f"Number {n} {words}"))
+        await pilot.press("5")
+        assert any("Number 39" in line for line in await settled(pilot))
+        await pilot.press("up", "up")
+        app.state = apply_event(app.state, LogLine(time=40.0, level="info", text=f"Number 40 {words}"))
+        assert not any("Number 40" in line for line in await settled(pilot)), "whoever reads an older line keeps it"
 
 
 async def test_a_refused_command_is_told_as_plain_text() -> None:

@@ -26,8 +26,6 @@ class LogScreen(SearchableScreen, BaseScreen):
     SEARCHED = AUTO_FOCUS = "#lines"
     """What the arrows, page keys, Home and End move."""
     _drawn: object = None
-    _end = 0.0
-    """How far down the end was when it was last shown: lines wrapped since then have moved it, not the person."""
 
     def body(self) -> Iterable[Widget]:
         """The search field and the lines."""
@@ -45,8 +43,12 @@ class LogScreen(SearchableScreen, BaseScreen):
             ("1-5", "screens", "app.next_screen"),
         ]
 
+    def on_mount(self) -> None:
+        """Follow the newest line until the person scrolls up, and again once the end is in view."""
+        self.query_one("#lines", VerticalScroll).anchor()
+
     def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
-        """Repaint when the log, the search or the width changed; keep following the end if it was in view."""
+        """Repaint when the log, the search or the width changed."""
         wanted = self.query_one("#search", Input).value.casefold()
         width = max(self.query_one("#lines", VerticalScroll).size.width - 4, 40)
         if (state.log, wanted, width) == self._drawn:
@@ -61,12 +63,6 @@ class LogScreen(SearchableScreen, BaseScreen):
             else f"Log  {len(lines):,} line{'' if len(lines) == 1 else 's'}"
         )
         box.border_title = Content.styled(title, "bold")
-        if box.scroll_y >= min(self._end, box.max_scroll_y) - 1:
-            box.call_after_refresh(self._follow, box)
-
-    def _follow(self, box: VerticalScroll) -> None:
-        box.scroll_end(animate=False, immediate=True)
-        self._end = box.max_scroll_y
 
     def on_input_changed(self) -> None:
         """Filter while typing."""
