@@ -413,11 +413,6 @@ def end_of(text: str, width: int) -> str:
     return f"…{text}"
 
 
-def format_after_round(rounds: int) -> str:
-    """The time of a measurement between two rounds. rounds: how many were done."""
-    return f"after round {rounds}" if rounds else "before training"
-
-
 def shorten_phrases(text: str, width: int) -> str:
     """Cut to `width` columns; whole phrases between middle dots are dropped first, from the end, then brackets at the end."""
     while cell_len(text) > width and " · " in text:

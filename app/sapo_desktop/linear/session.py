@@ -120,7 +120,7 @@ class LinearSession:
             if state.log is not before.log and last is not None and self._news != "none":
                 self._tell(f"{'' if last.level == 'info' else last.level + ': '}{last.text}")
             if isinstance(event, RoundFinished) and self._news == "rounds":
-                self._tell(facts.round_sentence(event, state.examples_rounds))
+                self._tell(facts.round_sentence(event, state.counts))
         self._follow_caption()
         if not self._told_where and state.run is not None:
             if self._timer is not None:

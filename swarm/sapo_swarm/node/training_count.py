@@ -51,6 +51,7 @@ class Stretch(msgspec.Struct, frozen=True):
     examples: bool
 
     def at(self, number: int) -> TrainingCount:
+        """The counts at that running number, which is in this stretch or follows it."""
         more = max(0, number - self.start)
         return TrainingCount(self.steps + (more if self.examples else 0), self.rounds + (0 if self.examples else more))
 
@@ -141,6 +142,10 @@ class TrainingCounts(msgspec.Struct, frozen=True):
 
     def _until(self, number: int) -> tuple[Stretch, ...]:
         return tuple(stretch for stretch in self.stretches if stretch.start <= number)
+
+
+ROUNDS_ONLY = TrainingCounts()
+"""Where nothing is known of examples: every number is a round of practice."""
 
 
 def _minus(more: TrainingCount, less: TrainingCount) -> TrainingCount:

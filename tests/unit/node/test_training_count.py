@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
+from tests.support.scripted_feed import SILO
 
 from sapo_swarm.events import CheckpointSaved, Event, ExternalSwitched, RoundFinished
 from sapo_swarm.node.training_count import TrainingCount, TrainingCounts
-from tests.support.scripted_feed import SILO
 
 ROUND = next(event for event in SILO if isinstance(event, RoundFinished))
 STARTED = SILO[0]
@@ -22,7 +22,9 @@ def trained(first: int, end: int, examples: int = 0, covers: int = 1) -> list[Ev
 
 def back(number: int, to: int) -> CheckpointSaved:
     """Going back to the checkpoint `to`, as the running number `number`."""
-    return CheckpointSaved(round=number, weights="w", parent="p", optimizer=False, bytes=1, reason="rollback", restored=to)
+    return CheckpointSaved(
+        round=number, weights="w", parent="p", optimizer=False, bytes=1, reason="rollback", restored=to
+    )
 
 
 def test_steps_and_rounds_are_counted_separately_and_named_by_what_came_last() -> None:
@@ -50,7 +52,9 @@ def test_what_was_rolled_back_does_not_count_and_its_number_still_says_what_was_
 
 
 def test_a_checkpoint_among_the_examples_is_gone_back_to_and_more_examples_follow() -> None:
-    counts = TrainingCounts.of([*trained(0, 19, 8), *trained(19, 22), back(23, 10), *trained(23, 25, 8), *trained(25, 26)])
+    counts = TrainingCounts.of(
+        [*trained(0, 19, 8), *trained(19, 22), back(23, 10), *trained(23, 25, 8), *trained(25, 26)]
+    )
     assert counts.now == TrainingCount(12, 1)
     assert counts.undone == TrainingCount(9, 3)
 

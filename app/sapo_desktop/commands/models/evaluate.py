@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("second", metavar="B", nargs="?", default="base", help="another (default: the base of A)")
     else:
         parser.add_argument("name", nargs="?", default="", help="the model (default: the one trained last)")
-        parser.add_argument("--before", default="base", help="base, latest or a round number (default: base)")
-        parser.add_argument("--after", default="latest", help="latest, base or a round number (default: latest)")
+        parser.add_argument("--before", default="base", help="base, latest or a checkpoint's number (default: base)")
+        parser.add_argument("--after", default="latest", help="latest, base or a checkpoint's number (default: latest)")
     items = f"held-out questions a task (default: 100); training leaves out the first {LEFT_OUT}"
     parser.add_argument("--items", type=int, default=100, help=items)
     parser.add_argument(

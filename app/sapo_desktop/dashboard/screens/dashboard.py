@@ -40,7 +40,7 @@ def now_text(state: DashboardState, now: float, width: int, height: int, glyphs:
 def newest_group_text(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The newest group in full, on a big screen."""
     last = state.groups.last
-    return group_details(last, glyphs) if last is not None else Content("")
+    return group_details(last, glyphs, counts=state.counts) if last is not None else Content("")
 
 
 class DashboardScreen(ChartKeys, BaseScreen):
@@ -79,8 +79,10 @@ class DashboardScreen(ChartKeys, BaseScreen):
         happened = milestone_marks(state)
         reward = self.query_one("#reward", Chart)
         lines = reward_lines(state)
-        reward.show(lines, [*heldout_marks(state.figures), *happened], empty, reward_title(lines), clock)
-        self.query_one("#share", Chart).show(share_lines(state), happened, empty, share_title(state), clock)
+        reward.show(lines, [*heldout_marks(state.figures), *happened], empty, reward_title(lines), clock, state.counts)
+        self.query_one("#share", Chart).show(
+            share_lines(state), happened, empty, share_title(state), clock, state.counts
+        )
         for name in ("heldout", "now", "machine", "rollouts", *(["newest"] if self.big else [])):
             self.query_one(f"#{name}", Panel).show(state, now)
 

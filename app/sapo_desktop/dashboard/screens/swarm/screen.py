@@ -148,7 +148,7 @@ class SwarmScreen(SwarmControls):
         if self.big and not alone:
             lines, happened = share_lines(state), milestone_marks(state)
             self.query_one(Chart).show(
-                lines, happened, empty_chart_text(state, now), share_title(state), state.figures.clock
+                lines, happened, empty_chart_text(state, now), share_title(state), state.figures.clock, state.counts
             )
         for name in ("overview", "trail", "exchange"):
             self.query_one(f"#{name}", Panel).show(state, now)

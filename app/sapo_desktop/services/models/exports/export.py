@@ -337,6 +337,7 @@ def create_export(source: ExportSource, plan: ExportPlan, progress: Progress | N
             source.record,
             method=result.method,
             system=result.system,
+            asked=result.asked,
             thinking=config.thinking == "on" if result.switch else None,
             four_bit=hardware.is_four_bit(config.precision),
         )

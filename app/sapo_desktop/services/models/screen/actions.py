@@ -27,12 +27,13 @@ from sapo_desktop.services.models.screen.interface import (
     NewModelInfo,
     ProgressUpdate,
 )
-from sapo_desktop.services.models.shelf import mending, store
+from sapo_desktop.services.models.shelf import history, mending, store
 from sapo_desktop.services.models.shelf.overview import ModelOverview, load_overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import children, supervisor
 from sapo_desktop.settings import flags
 from sapo_swarm.node.control_api import ControlClient, NodeError
+from sapo_swarm.node.training_count import TrainingCount
 
 # A chat in the dashboard: a separate process loads the models, and a working node waits meanwhile.
 
@@ -255,7 +256,8 @@ class HomeModels:
         """Let the node train this model; returns a sentence."""
         model = await self._find(id)
         status = await control.switch_model(self._home, model)
-        return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
+        trained = status.trained or (history.trained_count(model) if model.trained else TrainingCount())
+        return f"The node trains {model.name}" + (f", which had {trained}" if trained.newest else "")
 
     async def rename(self, id: str, name: str) -> str:
         """Rename it; returns a sentence."""
@@ -306,7 +308,7 @@ class HomeModels:
         return KeptTable(going_back.kept_state_header(), rows, going_back.LEGEND)
 
     async def go_back(self, id: str, target: int) -> str:
-        """Restore the weights after `target` rounds, through the node that trains it or without one; returns a sentence."""
+        """Restore the weights of the checkpoint `target`, through the node that trains it or without one; returns a sentence."""
         from sapo_desktop.services.models import going_back
 
         return await going_back.go_back(self._home, await self._find(id), target)
