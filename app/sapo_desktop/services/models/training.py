@@ -74,7 +74,8 @@ def plan_session(
         if "rounds" in typed and 0 < wanted.rounds < done:
             had = f"{count_of(done, 'round')} of practice already"
             raise UsageError(
-                f"{model.name} has {had}, more than --rounds {wanted.rounds} asks for. It counts all of the model: --rounds {done + wanted.rounds} trains {wanted.rounds} more."
+                f"{model.name} has {had}, more than --rounds {wanted.rounds} asks for. It counts all of the model: "
+                f"--rounds {done + wanted.rounds} trains {wanted.rounds} more."
             )
     kept = {name: value for name, value in typed.items() if name != "rounds"}
     config, _ = resolve_run_config(settings, stored, kept, facts=facts)

@@ -64,7 +64,7 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
     if job.format == "gguf":
         require_writable(base)
         if job.quant == "same":
-            require_quantised_base(own)
+            require_quantised_base(own, merges=job.config.method != "full")
     missing = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.is_loadable_task(name))
     present = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in missing))
     chats = asyncio.run(held_out_chats(present, job.questions))
@@ -202,11 +202,24 @@ def _write_gguf_adapter(job: WriteJob, engine: Engine, own: Path, base: Path, te
     (folder / "Modelfile").write_text(text, encoding="utf-8")
 
 
-def require_quantised_base(own: Path | None) -> None:
-    """Raise UsageError where the model was not made from a GGUF file, BackendUnavailable without llama.cpp."""
+def require_quantised_base(own: Path | None, merges: bool) -> None:
+    """Raise UsageError where the model was not made from a GGUF file, or has to be rounded to that file's types and there is
+    no llama.cpp to do it. merges: an adapter goes into the file's own codes, which needs nothing else."""
     if own is None:
         raise UsageError("--quant same is for a model that was made from a GGUF file. Use --quant q8_0.")
-    LlamaCppBackend.check()
+    if not merges:
+        require_quantiser("All of its weights were trained")
+
+
+def require_quantiser(why: str) -> None:
+    """Raise UsageError with what needs no llama.cpp, where there is none. why: the adapter is not merged into the codes."""
+    try:
+        LlamaCppBackend.check()
+    except BackendUnavailable as error:
+        raise UsageError(
+            f"{why}, so --quant same rounds them to your file's types, which llama.cpp does. It is not here: {error.fix_command}. "
+            "Without it: --quant q8_0."
+        ) from error
 
 
 def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
@@ -270,6 +283,7 @@ def _write_gguf(
     engine.close()
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     if job.quant == "same":
+        require_quantiser("What was trained cannot be merged into the codes of your file")
         merged_file = folder / f"{MERGED}.gguf"
         write_gguf(merged, merged_file, "F16", progress=report)
         quantise_like(merged_file, folder / job.file, own)
