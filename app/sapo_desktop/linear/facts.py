@@ -251,7 +251,7 @@ def swarm_facts(state: DashboardState, now: float) -> list[str]:
     rows.append(f"Sent, not taken: {'; '.join(in_words(swarm.refused, swarm.made)) or 'none'}")
     rows += _peers(swarm)
     trails = [f"{plain_text(trail.task, 60)}: {', '.join(trail_steps(trail))}" for trail in in_order(state)]
-    rows += [f"Aha trail. {CAUSE}", *trails] if trails else []
+    rows += [f"First solved. {CAUSE}", *trails] if trails else []
     return [speakable_text(row) for row in rows if row]
 
 

@@ -48,6 +48,7 @@ from sapo_swarm.node.setup import (
 from sapo_swarm.node.training_count import LINEAGE, TrainingCount, TrainingCounts
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.types import TaskRef
 
 # Opening a model: the engine is loaded, the base is asked the questions it has not answered, the trained weights are
@@ -227,7 +228,7 @@ class Node:
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha_trail.FirstSuccesses()
         self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written, setup.trials)
-        self.stalled = StallDetector()
+        self.stalled = StallDetector(presets=any(task in CATALOGUE for task in setup.config.tasks))
         self.retention = JournalRetention(self.journal, self.config.keep_groups)
         self.guard: RollbackGuard | None = None
         self._left_by_swarm = False

@@ -12,6 +12,7 @@ import signal
 import sys
 import warnings
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -28,6 +29,7 @@ from sapo_desktop.services.against_base import (
     describe_base_so_far,
     describe_difference,
     describe_greedy,
+    describe_practice,
     format_rate,
 )
 from sapo_desktop.services.bases import card, fetching
@@ -269,7 +271,7 @@ async def _serve(home: Home, setup: NodeSetup, session: training.TrainingSession
         else None
     )
     durations: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
-    reporter.counts = TrainingCounts.of(await asyncio.to_thread(node.journal.read, 0, LINEAGE))
+    reporter.begin(await asyncio.to_thread(node.journal.read, 0, (*LINEAGE, "evaluation")))
     async with (
         ControlServer(node, home.socket),
         node.bus.subscribe(node.journal.last_seq) as (_, queue),
@@ -334,6 +336,8 @@ class ConsoleReporter:
         self.counts = TrainingCounts()
         """What the weights were trained with before the first event that is shown, and since."""
         self._reading: ExamplesRead | None = None
+        self._taught: Evaluated | None = None
+        """The newest result after examples and before practice."""
         self._local = "local"
         self._connected: bool | None = None
         self._spoke = 0.0
@@ -355,6 +359,7 @@ class ConsoleReporter:
                 self._last.append(event.reward_local)
         elif isinstance(event, Evaluated) and (event.round or not event.belated or self._evaluated is None):
             self._evaluated = event
+            self._remember(event)
         elif isinstance(event, RunStarted):
             self._planned = event.rounds_planned
             self._local = "judged" if event.judged else "local"
@@ -365,6 +370,18 @@ class ConsoleReporter:
         text = json_line(event) if self._json else self._line(event)
         if text:
             self._print(text)
+
+    def begin(self, events: Iterable[Event]) -> None:
+        """What the journal says of earlier sessions, before the first event is shown."""
+        for event in events:
+            self.counts = self.counts.after(event)
+            if isinstance(event, Evaluated):
+                self._remember(event)
+
+    def _remember(self, event: Evaluated) -> None:
+        done = self.counts.at(event.round)
+        if done.steps and not done.rounds:
+            self._taught = event
 
     def _opening(self, event: Phase) -> None:
         if event.phase == "open" and event.time - self._spoke >= _PATIENCE_S:
@@ -413,6 +430,8 @@ class ConsoleReporter:
             lines.append(f"Local reward: {_mean(first):.3f} {share}.")
         if last is not None:
             lines.append(f"Held-out pass@1: {_held_out(last)}")
+            if rounds and self._taught is not None and self.counts.at(last.round).rounds:
+                lines.append(f"{describe_practice(self._taught, last)}.")
         lines.append(f"Saved in {folder}")
         if last is not None:  # without held-out questions here there is nothing to measure on
             lines.append(

@@ -187,7 +187,7 @@ def _dated(trail: AhaTrail) -> list[str]:
 class TrailDialog(TextDialog):
     """Every task's trail, as of the opening of the dialog."""
 
-    TITLE = "Aha trail"
+    TITLE = "Who solved what first"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "dismiss", "close", show=False)]
 
     def __init__(self, state: DashboardState) -> None:

@@ -217,8 +217,8 @@ def require_quantiser(why: str) -> None:
         LlamaCppBackend.check()
     except BackendUnavailable as error:
         raise UsageError(
-            f"{why}, so --quant same rounds them to your file's types, which llama.cpp does. It is not here: {error.fix_command}. "
-            "Without it: --quant q8_0."
+            f"{why}, so --quant same rounds them to your file's types, which llama.cpp does. It is not here: "
+            f"{error.fix_command}. Without it: --quant q8_0."
         ) from error
 
 
