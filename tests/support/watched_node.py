@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sapo_backends.base import CancelToken, Completion, Engine, LoadRequest, Progress
 from sapo_backends.errors import Cancelled
@@ -63,9 +63,7 @@ def _tokens(groups: list[list[Completion]]) -> int:
     return sum(len(c.tokens) for group in groups for c in group)
 
 
-def make(
-    folder: Path, engine: Engine, config: RunConfig = CONFIG, as_left: Literal["", "finished", "paused"] = ""
-) -> Node:
+def make(folder: Path, engine: Engine, config: RunConfig = CONFIG, as_left: bool = False) -> Node:
     """A node of a calm machine."""
 
     def build(progress: Progress) -> Engine:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 _GLANCE_S = 0.7
 """Seconds of measuring while the person reads the questions."""
-_CHOSEN = ((LIST, "yours, or one to download: Enter lists them"), (OTHER, "type a hub id, a GGUF file, or a folder"))
+_CHOSEN = (
+    (LIST, "yours, or one to download: Enter lists them"),
+    (OTHER, "drop a GGUF file here, or type a file, a folder or a hub id"),
+)
 _TASKS = (
     ("starter", "nine reasoning tasks, easy settings"),
     ("paper", "the same nine, as hard as in SAPO's paper"),
@@ -101,7 +104,9 @@ def _groups(home: Home, local: LocalBaseListing, away: str) -> tuple[BaseGroup, 
     import sapo_assets
 
     local_offers = tuple(BaseOffer(base.base, base.short, _more(base), base.reason) for base in local.bases)
-    nothing = ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
+    nothing = (
+        "None in the folders of LM Studio, Ollama, llama.cpp, the hub, nor in Downloads. Drop a GGUF file here.",
+    )
     notes = (*(() if local_offers or local.notes else nothing), *local.sentences)
     toys = tuple(BaseOffer(name, sapo_assets.describe_model(name)) for name in sapo_assets.models())
     return (

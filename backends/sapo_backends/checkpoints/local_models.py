@@ -1,9 +1,10 @@
-"""Models that other programs put on this computer: LM Studio, Ollama, llama.cpp and the hub. Nothing is written.
+"""Models on this computer: those of LM Studio, Ollama, llama.cpp and the hub, and downloads. Nothing is written.
 
     LM Studio   ~/.lmstudio/models/PUBLISHER/MODEL/FILE.gguf, or the folder in its settings.json, or an older default
     Ollama      ~/.ollama/models or OLLAMA_MODELS: manifests/HOST/NAMESPACE/NAME/TAG names a blob, blobs/sha256-… holds
     it llama.cpp   ~/.cache/llama.cpp or LLAMA_CACHE: the files, and manifest=OWNER=REPOSITORY=TAG.json beside them the
     hub     models--OWNER--NAME/snapshots/COMMIT: GGUF files, or a Hugging Face folder
+    downloads   the GGUF files in the Downloads folder itself; not on a Mac, which would ask whether the terminal may look
 
 Here a model is named PLACE:NAME, "ollama:qwen2.5-coder:0.5b" or "lmstudio:SmolLM2-135M-Instruct-Q4_K_M", which `--base`
 takes; an Ollama model also as Ollama writes it. These folders belong to other programs, so nothing in them is trusted:
@@ -26,13 +27,20 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+import platformdirs
 
 from sapo_backends.checkpoints import hub_cache
 from sapo_backends.errors import ModelNotFound, did_you_mean
 
 MAGIC = b"GGUF"
-OLLAMA, LMSTUDIO, LLAMACPP, HUB = "ollama", "lmstudio", "llamacpp", "hub"
-TITLES = {OLLAMA: "Ollama", LMSTUDIO: "LM Studio", LLAMACPP: "llama.cpp", HUB: "Hugging Face"}
+OLLAMA, LMSTUDIO, LLAMACPP, HUB, DOWNLOADS = "ollama", "lmstudio", "llamacpp", "hub", "downloads"
+TITLES = {
+    OLLAMA: "Ollama",
+    LMSTUDIO: "LM Studio",
+    LLAMACPP: "llama.cpp",
+    HUB: "Hugging Face",
+    DOWNLOADS: "Downloads",
+}
 """Place -> its name for people. A model that is in two places is listed under the first."""
 ENTRIES = 20_000
 """Maximum number of entries examined in a place's folders."""
@@ -309,11 +317,19 @@ def _look_in_hub(seen: LocalModelSearch) -> None:
             _add_files(seen, HUB, list(_files(seen, HUB, commit)))
 
 
+def _look_in_downloads(seen: LocalModelSearch) -> None:
+    if sys.platform != "darwin":
+        folder = platformdirs.user_downloads_path()
+        files = [file for file in _listing(seen, DOWNLOADS, folder) if seen.may_go_on(DOWNLOADS) and file.is_file()]
+        _add_files(seen, DOWNLOADS, files)
+
+
 LOOKS: dict[str, Callable[[LocalModelSearch], None]] = {
     OLLAMA: _look_in_ollama,
     LMSTUDIO: _look_in_lm_studio,
     LLAMACPP: _look_in_llama_cpp,
     HUB: _look_in_hub,
+    DOWNLOADS: _look_in_downloads,
 }
 """Place -> the function that searches it."""
 

@@ -221,8 +221,6 @@ class Node:
         self.activity = NodeActivity()
         self.host = EngineThread()
         pause = wishes.last_pause(self.journal.read(kinds=("state",), tail=wishes.STATES)) if setup.as_left else None
-        if pause is not None and pause.reason == "person" and setup.as_left == "finished":
-            pause = None
         self.run_control = RunControl(self.bus, self.activity, self.host.cancel, self.host.ease, setup.deaths, pause)
         self.pace = GovernorTicker()
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
@@ -518,7 +516,7 @@ class Node:
             self.run_control.nothing_left(finished)
             return work
         await self._round(context, work)
-        if not work.examples and evaluated_after(self.config, self.practised):
+        if not work.examples and (evaluated_after(self.config, self.practised) or (self._ended and examiner.regular)):
             self._evaluate_next = self._regular_items
         if not work.examples:
             await self._reconsider(context)

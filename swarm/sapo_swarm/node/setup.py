@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from sapo_backends.base import Engine, EngineInfo, Progress
 from sapo_swarm.algorithms import groups_of_a_source, learning_rate, load_algorithm
@@ -43,8 +42,7 @@ class NodeSetup:
     limits: what the person allows, asked for every second (in a thread), so that a change counts at once.
     machine: reads the sensors of this machine and the disk of the folder that it is given.
     judge: of the tasks that are judged by a rubric. deaths: see RunControl.
-    as_left: which pause of the last session holds on, of those without an end. "finished": because nothing was left to do;
-    "paused": that, or the person's, as where the system starts the node.
+    as_left: a pause without an end, in which the last session ended, holds on: the person's, or because nothing was left to do.
     written: file of answers that the person wrote to training questions (node.examples.successes); None: there is none.
     trials: of bases, made before; None: the base is tried anew.
     """
@@ -67,7 +65,7 @@ class NodeSetup:
     fetch: Fetch = lambda _progress: None
     judge: RubricJudge | None = None
     deaths: int = 0
-    as_left: Literal["", "finished", "paused"] = ""
+    as_left: bool = False
     written: Path | None = None
     trials: StoredTrials | None = None
 

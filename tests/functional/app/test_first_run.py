@@ -378,9 +378,65 @@ async def test_what_is_typed_or_dropped_on_the_screen_becomes_the_model(tmp_path
     async with app.run_test(size=NARROW) as pilot:
         await questions(pilot)
         pilot.app.post_message(events.Paste(f"'{file}'"))
-        typed = pilot.app.screen.query_one("#typed", Input)
-        while not typed.value:
+        model = pilot.app.screen.query_one("#model", Choice)
+        while model.value != str(file):
             await pilot.pause()
+
+
+@pytest.mark.parametrize("table_first", [True, False])
+async def test_a_table_and_a_model_are_dropped_in_either_order_wherever_the_cursor_is(
+    table_first: bool, tmp_path: Path
+) -> None:
+    table, file = tmp_path / "mail.csv", tmp_path / "model.gguf"
+    table.write_text("question,answer\na,b\n", "utf-8")
+    file.write_bytes(b"GGUF")
+    models, tasks = (("starter", "a toy"), (OTHER, "type it")), (("starter", "nine"), (OWN, "my own table"))
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, info=lambda: FirstRunInfo(models=models, tasks=tasks))
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("down", "down", "right", "x")
+        assert isinstance(app.screen.focused, Input)
+        for path in (table, file) if table_first else (file, table):
+            app.post_message(events.Paste(str(path)))
+            await pilot.pause()
+        model, answered = app.screen.query_one("#model", Choice), app.screen.query_one("#tasks", Choice)
+        while (model.value, answered.value) != (str(file), OWN):
+            await pilot.pause()
+        assert str(table) in answered.answers[answered.place][1]
+
+
+async def test_a_model_is_dropped_on_the_list_of_models(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+
+    async def offers(again: bool) -> tuple[BaseGroup, ...]:
+        return (BaseGroup("On this computer", (), ("None. Drop a GGUF file here.",)),)
+
+    models = ((LIST, "Enter lists them"), ("starter", "a toy"))
+    app = SapoDashboard(
+        ScriptedFeed(list(SILO)), first_run=True, info=lambda: FirstRunInfo(models=models, offers=offers)
+    )
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("enter")
+        while not isinstance(app.screen, BasesDialog):
+            await pilot.pause()
+        app.post_message(events.Paste("no file"))
         await pilot.pause()
-        assert pilot.app.screen.query_one("#model", Choice).value == OTHER
-        assert typed.value == str(file)
+        assert isinstance(app.screen, BasesDialog)
+        app.post_message(events.Paste(str(file)))
+        while isinstance(app.screen, BasesDialog):
+            await pilot.pause()
+        assert app.screen.query_one("#model", Choice).value == str(file)
+
+
+async def test_esc_in_a_field_goes_back_to_the_choices_and_leaves_from_there() -> None:
+    models = (("starter", "a toy"), (OTHER, "type it"))
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, info=lambda: FirstRunInfo(models=models))
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        await pilot.press("down", "down", "right", "x", "escape")
+        assert isinstance(app.screen, FirstRunScreen)
+        assert app.screen.query_one("#model", Choice).has_focus
+        await pilot.press("escape")
+        assert not isinstance(app.screen, FirstRunScreen)

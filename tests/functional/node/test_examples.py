@@ -127,9 +127,9 @@ async def test_a_run_without_a_number_of_rounds_pauses_once_everything_is_right(
     assert "set-aside rows right · space goes on" in pauses[0]
     assert "nothing to learn from" in pauses[1]
     evaluated = [e.round for e in seen if isinstance(e, Evaluated)]
-    assert evaluated[:2] == [0, len(imitated)], "the result is measured before the pause"
+    assert evaluated == [0, len(imitated), len(imitated) + 3], "each result is measured before its pause"
 
-    again = make(tmp_path / "run", FakeEngine(LoadRequest("fake")), config, as_left="finished")
+    again = make(tmp_path / "run", FakeEngine(LoadRequest("fake")), config, as_left=True)
     reopened: list[Event] = []
 
     def look(event: Event) -> None:

@@ -71,8 +71,8 @@ async def test_finish_pauses_only_after_the_round(tmp_path: Path) -> None:
         assert status.round >= 1
 
 
-async def test_a_pause_of_the_person_s_holds_where_the_system_starts_the_node_again(tmp_path: Path) -> None:
-    """After a crash and at login; who starts it by hand wants it to work."""
+async def test_a_pause_of_the_person_s_holds_where_the_dashboard_or_the_system_starts_the_node(tmp_path: Path) -> None:
+    """After a crash, at login and after going back; who types its name wants it to work."""
     flags = (*FAKE, "--model", "fake:0.01")
 
     def paused(event: object) -> bool:

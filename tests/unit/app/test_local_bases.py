@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -68,6 +69,16 @@ def test_each_model_has_its_size_quantisation_and_fit(home: Path) -> None:
         768,
     )
     assert one.short == f"fits, {size_text(path.stat().st_size)}, Q4_K_M, LM Studio"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS would ask whether the terminal may look")
+def test_a_download_is_listed_and_what_lies_in_a_folder_below_is_not(home: Path) -> None:
+    placed(home / "Downloads" / "smol-Q4_K_M.gguf", b"")
+    placed(home / "Downloads" / "archive" / "old.gguf", b"")
+    (home / "Downloads" / "bill.pdf").write_bytes(b"%PDF")
+    (one,) = scan_local_bases(RUN).bases
+    assert one.base == "downloads:smol-Q4_K_M"
+    assert places.path_of(one.base) == home / "Downloads" / "smol-Q4_K_M.gguf"
 
 
 def test_a_large_model_is_tight_or_too_large_by_the_memory_that_is_free(

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sapo_backends.base import CancelToken
-from sapo_swarm.events import Vitals
+from sapo_swarm.events import StateChanged, Vitals
 from sapo_swarm.node.governor import machine
 from sapo_swarm.node.governor.machine import SleepInhibitor, inhibitor_command, should_keep_awake, windows_class
 from sapo_swarm.node.governor.rules import (
@@ -24,6 +24,8 @@ from sapo_swarm.node.governor.rules import (
     ThrottleLevel,
 )
 from sapo_swarm.node.governor.run_control import (
+    CROWDED,
+    CROWDED_S,
     RunControl,
     RunRequests,
     apply_command,
@@ -155,6 +157,38 @@ async def test_a_node_that_is_paused_reports_no_tokens_per_second_and_no_rounds_
             told.append((event.tokens_per_s, event.rounds_per_hour))
     journal.close()
     assert told == [(900.0, 100.0), (None, None), (900.0, 100.0)]
+
+
+async def test_a_node_says_that_other_programs_have_the_processor_after_ten_seconds_of_it(tmp_path: Path) -> None:
+    """A step that takes a second takes minutes then, and looked like a hang."""
+    journal = Journal(tmp_path / "journal.db")
+    activity = NodeActivity()
+    control = RunControl(EventBus(journal), activity, CancelToken(), lambda _share, _duty: False)
+    await control.say("running", "Working on round 1")
+
+    async def seconds(count: int, taken: bool) -> str:
+        for _ in range(count):
+            control.observe_others(taken)
+        await control.settled()
+        (*_, newest) = (event for event in journal.read() if isinstance(event, StateChanged))
+        return newest.sentence
+
+    assert await seconds(CROWDED_S - 1, True) == "Working on round 1"
+    assert (await seconds(1, True)).endswith(CROWDED)
+    assert (await seconds(CROWDED_S - 1, False)).endswith(CROWDED)
+    assert CROWDED not in await seconds(1, False)
+    activity.state = "paused"
+    assert CROWDED not in await seconds(CROWDED_S, True)
+    journal.close()
+
+
+@pytest.mark.parametrize(("busy", "own", "taken"), [(99, 40, True), (99, 150, False), (50, 0, False)])
+def test_others_have_the_processor_if_it_is_busy_with_less_than_two_fifths_for_this_node(
+    busy: float, own: float, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_percent", lambda: busy)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    assert MachineMonitor(tmp_path).taken_by_others(own) is taken
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -61,7 +61,7 @@ def list_bases(home: Home, args: argparse.Namespace) -> int:
     for sentence in local.sentences:
         print(sentence, file=sys.stderr if args.json else sys.stdout)
     if not others and not here:
-        head("nothing yet: LM Studio's, Ollama's and llama.cpp's models and the hub's cache would be listed")
+        head("nothing yet: LM Studio's, Ollama's and llama.cpp's models, the hub's cache and Downloads would be listed")
     head(f"\nTo download: recommended, the list is of {recommendations.date}")
     rows(base.id for base in recommendations.bases if base.id not in here)
     head("\nAny Hugging Face folder, GGUF file or hub id works too. What one asks of this machine:")

@@ -80,7 +80,7 @@ async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
     from sapo_desktop.services.nodes import supervisor
     from sapo_swarm.node.control_api import NodeNotAnswering
 
-    arguments = ["--as-finished"]  # opening the dashboard is no wish to train what had finished
+    arguments = ["--as-left"]  # opening the dashboard is no wish to train what had finished or was paused
     if answers is not None:
         arguments = await asyncio.to_thread(questions.first_model, answers, home)
     with contextlib.suppress(NodeNotAnswering):

@@ -90,12 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print every stored event as one JSON line")
     parser.add_argument(
-        "--as-left", action="store_true", help="stay paused if you paused it before; the start at login uses this"
-    )
-    parser.add_argument(
-        "--as-finished",
+        "--as-left",
         action="store_true",
-        help="stay paused if it had finished before; the dashboard's start uses this",
+        help="stay paused if you paused it or it had finished; the dashboard and the start at login use this",
     )
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
     flags.add_run_flags(parser)
@@ -138,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
         setup = replace(
             setup,
             deaths=deaths,
-            as_left="paused" if args.as_left else "finished" if args.as_finished else "",
+            as_left=args.as_left,
             judge=judge,
             trial=on_trial.name if on_trial else "",
         )

@@ -42,6 +42,19 @@ NAME = 36
 """Columns for a model's name; the full name is shown below the list."""
 
 
+DROPPED = "the file that you dropped"
+
+
+class DropInput(Input):
+    """A field that leaves a dropped file, or an invite, to the screen."""
+
+    def on_paste(self, event: events.Paste) -> None:
+        """A terminal pastes the path of a file that is dropped on it, wherever the cursor is."""
+        if isinstance(self.screen, FirstRunScreen) and self.screen.take_pasted(event.text):
+            event.prevent_default()
+            event.stop()
+
+
 class BasesDialog(Dialog[BaseOffer | None]):
     """Returns the chosen model; None after Esc. Untrainable models are listed in grey with the reason; the cursor skips them."""
 
@@ -62,12 +75,27 @@ class BasesDialog(Dialog[BaseOffer | None]):
             yield ChoiceList(id="bases", markup=False)
             yield Static("", id="detail", markup=False)
             yield Static("", id="complaint", markup=False)
-            keys = (("Enter", "take it"), ("↑ ↓", "choose"), ("r", "look again"), ("Esc", "back"))
+            keys = (
+                ("Enter", "take it"),
+                ("↑ ↓", "choose"),
+                ("drop a GGUF", "take that"),
+                ("r", "again"),
+                ("Esc", "back"),
+            )
             yield Static(key_hint(*keys), markup=False)
 
     def on_mount(self) -> None:
         """Scan the disks, and check whether the hub answers."""
         self._look(False)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Close with a GGUF file that was dropped here."""
+        from sapo_desktop.services.tasks.wizard.places import dropped_file
+
+        if path := dropped_file(event.text, (".gguf",)):
+            self.dismiss(BaseOffer(path, DROPPED))
+        else:
+            self.complain("That is no GGUF file. Drop one here, or choose from the list.")
 
     def action_renew(self) -> None:
         """Look again."""
@@ -171,11 +199,11 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             box.border_subtitle = key_hint(*keys)
             yield Static(self._welcome(), markup=False)
             yield Choice("Mode", self._modes(), id="mode")
-            yield Input(placeholder="Invite     paste the line that the host gave you", id="invite", compact=True)
+            yield DropInput(placeholder="Invite     paste the line that the host gave you", id="invite", compact=True)
             yield Choice("Tasks", self.info.tasks, id="tasks")
             yield Choice("Model", self.info.models, id="model")
-            yield Input(
-                placeholder="Model      a hub id such as owner/name, a GGUF file, or a folder",
+            yield DropInput(
+                placeholder="           a hub id such as owner/name, a GGUF file, or a folder",
                 id="typed",
                 compact=True,
                 max_length=400,
@@ -184,7 +212,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             yield Choice("Hardware", self.info.hardware, id="hardware")
             yield Static("", id="speed", markup=False)
             yield Choice("Limits", self.info.limits, id="limits")
-            yield Input(
+            yield DropInput(
                 placeholder="Name       anonymous (only a swarm would see it)", id="name", compact=True, max_length=40
             )
             yield Static("", id="complaint", markup=False)
@@ -196,7 +224,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         return Content.assemble(
             ("Welcome to sapo-desktop\n\n", "bold $primary"),
             "It trains a language model here, on this machine: on a table of yours, or on reasoning tasks by reinforcement "
-            "learning. Everything below is filled in already. To train on a table, drop its file here.\n",
+            "learning. Everything below is filled in already. To train on a table, drop its file here; to train a model that you "
+            "have, drop its GGUF file too.\n",
         )
 
     def on_mount(self) -> None:
@@ -258,18 +287,25 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         self.query_one("#speed", Static).update(Content.styled(plain_text(sentence, 160), "$muted"))
 
     def on_paste(self, event: events.Paste) -> None:
-        """Handle text pasted outside a field: an invite means to join that swarm; a file's path, which a terminal
-        pastes for a dropped file, means to train on that table."""
+        """Handle text pasted outside a field."""
+        self.take_pasted(event.text)
+
+    def take_pasted(self, pasted: str) -> bool:
+        """An invite means to join that swarm; the path of a table, which a terminal pastes for a dropped file, to train on
+        it; that of a GGUF file to start from that model. Whether it was one of these."""
         from sapo_desktop.services.tasks.wizard.places import dropped_file
 
-        text = event.text.strip()
+        text = pasted.strip()
         if text.startswith("sapo://"):
             self._take(text.splitlines()[0])
         elif path := dropped_file(text):
             self._file = path
             self.query_one("#tasks", Choice).choose(OWN, plain_text(path, 200))
         elif path := dropped_file(text, (".gguf",)):
-            self._type_base(path)
+            self.query_one("#model", Choice).choose(path, DROPPED)
+        else:
+            return False
+        return True
 
     def on_key(self, event: events.Key) -> None:
         """What is typed on "another" is the model."""
@@ -423,5 +459,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         return ""
 
     def action_leave(self) -> None:
-        """Close without answers: nothing is started, nothing is written."""
-        self.dismiss(None)
+        """Esc in a field goes back to the choices; otherwise close without answers: nothing is started or written."""
+        if isinstance(self.focused, Input):
+            self.query_one("#model" if self.focused.id == "typed" else "#mode", Choice).focus()
+        else:
+            self.dismiss(None)

@@ -1,4 +1,4 @@
-"""The models on this computer as bases: what LM Studio, Ollama, llama.cpp and the hub's cache hold, and which fit this
+"""The models on this computer as bases: what LM Studio, Ollama, llama.cpp, the hub's cache and Downloads hold, and which fit this
 machine.
 
 Each file's header gives its quantisation, architecture and size; no weights are read. Places are scanned in parallel, in

@@ -279,6 +279,7 @@ async def _beat(
     idle = limits.pause_when_active or limits.slow_when_active
     now = await asyncio.to_thread(machine.readings, idle)
     used, cpu = await asyncio.to_thread(machine.usage)
+    run_control.observe_others(machine.taken_by_others(cpu))
     state = advance_rules(state, limits, now, steady_seconds())
     run_control.hold(state.holds)
     run_control.ease()

@@ -296,6 +296,10 @@ class PowerMonitor:
         return None if plugged is None else not plugged, float(battery.percent)
 
 
+BUSY, OTHERS = 90.0, 0.6
+"""The processor is taken by others from this percentage on, if they have this share of it."""
+
+
 class MachineMonitor:
     """Reads the machine and this process tree. folder: whose disk is watched. sysfs: Linux' device tree."""
 
@@ -351,6 +355,13 @@ class MachineMonitor:
             except psutil.Error:
                 continue
         return memory, cpu
+
+    def taken_by_others(self, cpu: float) -> bool:
+        """Whether the processor is busy and other programs have most of it, since the last call. cpu: of this process."""
+        import psutil
+
+        busy, cores = psutil.cpu_percent(), psutil.cpu_count() or 1
+        return busy >= BUSY and cpu < (1.0 - OTHERS) * busy * cores
 
 
 # Hours by weekday, written as people write them:

@@ -162,6 +162,7 @@ FAILURES_TO_PAUSE = 5
 HALF = 0.5
 """Share of threads and batches after memory ran out."""
 ENDED = "Paused: the system ended this model's sessions {} times in a row for want of memory · space tries again"
+CROWDED_S, CROWDED = 10, " · slow: other programs use the processor"
 Take = Callable[[float, float], bool]
 
 
@@ -191,6 +192,7 @@ class RunControl:
         self._take, self._share, self._refused = take, HALF if deaths else 1.0, bool(deaths)
         self._bus, self._activity, self._cancel = bus, activity, cancel
         self.doing, self.before, self.notice = "", 0, ""
+        self._crowded, self._beside = 0, ""
         self._changed = asyncio.Event()
         self._failures = 0
         self._saying: set[asyncio.Task[None]] = set()
@@ -225,7 +227,7 @@ class RunControl:
         """Pending requests and the rule that slows the work: the end of the status sentence."""
         slower = running_note(self.requests, steady_seconds(), time.time()) if self.working else ""
         less = " · half batches, because memory ran out" if self.working and self._share < 1.0 else ""
-        return self._pending() + slower + less + (self.notice if self.working else "")
+        return self._pending() + slower + less + (self.notice + self._beside if self.working else "")
 
     def _pending(self) -> str:
         return pending_note(self.requests, self._activity.state, steady_seconds())
@@ -314,6 +316,16 @@ class RunControl:
         if changed and now.state == "running":
             self._soon("running", self._working_on(now.round))
 
+    def observe_others(self, taken: bool) -> None:
+        """Called once a second: whether other programs have most of the processor. After CROWDED_S the status says so, which
+        explains why a step takes minutes; after as long without them it does not any more."""
+        self._crowded = max(0, min(CROWDED_S, self._crowded + (1 if taken and self.working else -1)))
+        beside = {CROWDED_S: CROWDED, 0: ""}.get(self._crowded, self._beside)
+        if self._beside != beside:
+            self._beside = beside
+            if self._activity.state == "running":
+                self._soon("running", self._working_on(self._activity.round))
+
     async def settled(self) -> None:
         """Returns once everything pending is published."""
         await asyncio.gather(*self._saying)
@@ -365,7 +377,7 @@ class RunControl:
             obstacle = None if self.requests.stop else find_obstacle(self.requests, clock, wall)
             sentence, reason = sentence + then, obstacle[0] if obstacle else ""
         if state in ("running", "finishing"):
-            sentence += running_note(self.requests, clock, wall) + self.notice
+            sentence += running_note(self.requests, clock, wall) + self.notice + self._beside
             until = wall + self.requests.anyway_until - clock if self.requests.anyway_until > clock else 0.0
         changed = StateChanged(state=state, sentence=sentence, reason=reason, anyway_until=until)
         try:
