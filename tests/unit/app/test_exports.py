@@ -34,6 +34,7 @@ from sapo_desktop.services.models.shelf.history import load_history
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore
 from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.training_count import TrainingCount
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -70,7 +71,7 @@ def written(**more: object) -> str:
 
 def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
     """And the paired change, with no gain claimed where the interval holds 0."""
-    gained = written(held_out=evaluated(8, 0.5, delta=0.1), rounds=8)
+    gained = written(held_out=evaluated(8, 0.5, delta=0.1), trained=TrainingCount(0, 8))
     assert "| basic\\_arithmetic | 100 | 40.0 % (30.9 to 49.8) | 50.0 % (45.0 to 55.0) |" in gained
     assert "+10.0 points against the base (95 %: +8.0 to +12.0)." in gained
     greedy = GreedyScore(100, 0.9, 0.8, 0.95, 0.3, 0.2, 0.4)
@@ -94,13 +95,13 @@ def test_a_model_that_nobody_evaluated_says_so() -> None:
 
 def test_a_model_that_only_imitated_examples_is_no_work_of_reinforcement_learning() -> None:
     """One that practised afterwards is both."""
-    imitated = written(rounds=24, examples=24, tasks=("mails",))
+    imitated = written(trained=TrainingCount(24), tasks=("mails",))
     assert "fine-tuned on verified right answers on the task mails" in imitated
-    assert "in 24 rounds, by imitating right answers in 24 of them\n" in imitated
+    assert "in 24 steps of imitating right answers\n" in imitated
     assert "reinforcement" not in imitated
-    both = written(rounds=30, examples=24, algorithm="grpo")
+    both = written(trained=TrainingCount(24, 6), algorithm="grpo")
     assert "fine-tuned on verified right answers and post-trained by reinforcement learning" in both
-    assert "by imitating right answers in 24 of them, then by grpo on its own rollouts" in both
+    assert "in 24 steps of imitating right answers, then 6 rounds of practice by grpo on its own rollouts" in both
     assert "tags: [reinforcement-learning, rlvr, sapo-desktop]" in both
 
 

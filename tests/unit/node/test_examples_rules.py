@@ -127,7 +127,7 @@ def test_three_rounds_without_a_difference_are_told_once_with_the_cause() -> Non
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"reward_local": 1.0, "well_formed": 64}, "all answers are right"),
+        ({"reward_local": 1.0, "well_formed": 64}, "all answers to training questions are right"),
         ({"truncated": 60}, "cut off"),
         ({"well_formed": 64}, "all are wrong"),
         ({"well_formed": 64, "reward_local": 0.4}, "all right or all wrong"),

@@ -30,7 +30,7 @@ _SHORT: dict[PhaseName, str] = {"questions": "pick", "exchange": "swap", "checkp
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
 
 
-NEXT_STEP = "Next: press 4, then t to chat or e to export"
+NEXT_STEP = "Next: 4, then t to chat or e to export"
 """What to do with a model whose training has finished."""
 
 
