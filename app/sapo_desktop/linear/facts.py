@@ -167,9 +167,11 @@ def _updated(event: RoundFinished) -> str:
 
 
 def _marks(state: DashboardState, now: float) -> list[str]:
+    newest = state.moments[-NEWEST:]
+    places = [state.counts.at(round(moment.round)).newest or "the start" for moment in newest]
     marks = [
-        f"{MEANINGS[moment.letter]} {state.counts.at(round(moment.round)).when}, {format_clock_time(moment.time, now)}"
-        for moment in state.moments[-NEWEST:]
+        f"{MEANINGS[moment.letter]} at {place}, {format_clock_time(moment.time, now)}"
+        for moment, place in zip(newest, places, strict=True)
     ]
     return ["Marked in the charts, the newest last: " + "; ".join(marks)] if marks else []
 

@@ -158,7 +158,7 @@ class ModelStore:
         if lost:
             resume_log.delete_in_flight(self.folder)
             sentence = (
-                f"The last {lost} {'rounds' if lost > 1 else 'round'} of training had not reached the disk when the node ended: "
+                f"The last {f'{lost} rounds' if lost > 1 else 'round'} of training had not reached the disk when the node ended: "
                 "taken back in the history, training goes on from there."
             )
             await self.bus.publish(LogLine(level="warning", text=sentence))

@@ -57,7 +57,7 @@ def test_every_change_is_said_and_the_weights_go_on(home: Home) -> None:
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "2")
     said = run(home, "node", "kim", "--rounds", "4", "--temperature", "0.8")
-    assert "goes on after round 2" in said
+    assert "goes on with round 3" in said
     assert "temperature 1.0 -> 0.8" in said
     run(home, "node", "--rounds", "5", "--tasks", "basic_arithmetic,bf")
     model = store.find_model(home, "kim")

@@ -22,6 +22,7 @@ from sapo_desktop.dashboard.look import (
     plain_text,
     shorten_phrases,
     to_ascii,
+    wrap_text,
 )
 from sapo_desktop.dashboard.screens.dashboard import empty_chart_text
 from sapo_desktop.dashboard.screens.log import in_order, log_text
@@ -86,6 +87,15 @@ def evaluated(delta: tuple[float, float, float] | None, pass_at_1: float = 0.2) 
 
 def heldout(event: Evaluated) -> str:
     return held_out.held_out_panel(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
+
+
+def test_a_long_path_is_broken_after_a_slash_and_never_in_a_word() -> None:
+    path = "/home/kim/.local/share/sapo-desktop/models/helper/exports/round-000039-gguf-same"
+    lines = wrap_text(f"Wrote it to {path} (98 MB).", 40)
+    assert max(map(len, lines)) <= 40
+    assert lines[0] == "Wrote it to"
+    assert "".join(lines[1:]).removesuffix(" (98 MB).") == path
+    assert all(line.endswith("/") for line in lines[1:-1])
 
 
 def test_an_interval_that_holds_zero_is_called_no_measurable_change() -> None:

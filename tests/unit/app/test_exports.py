@@ -28,8 +28,9 @@ from sapo_desktop.services.models.exports.export import (
 )
 from sapo_desktop.services.models.exports.foreign import PACKAGES, answer_with_library
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportPlan
-from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
+from sapo_desktop.services.models.exports.job import AskedQuestion, LibraryMissing, ReadJob, ReadResult
 from sapo_desktop.services.models.exports.modelfile import render_modelfile
+from sapo_desktop.services.models.exports.writing import require_quantised_base
 from sapo_desktop.services.models.shelf.history import load_history
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore
@@ -81,6 +82,33 @@ def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
     assert "+1.0 points against the base (95 %: -1.0 to +3.0): no measurable change." in nothing
     assert "answer-only shortcut" not in gained
     assert "answer-only shortcut" in written(held_out=evaluated(8, 0.5, permuted=0.4))
+
+
+def test_a_card_and_a_modelfile_show_how_the_task_asked_and_a_whole_message_to_try(tmp_path: Path) -> None:
+    """Who asks in other words asks something that the model was not trained on."""
+    wording = "Sort this message into one of these teams: sales, repair.\n\n{message}\n\nReply with the team only."
+    asked = AskedQuestion("bikes", wording, wording.replace("{message}", "The bell is loose."))
+    card = written(asked=(asked,), tasks=("bikes",))
+    assert "\n\n    Sort this message into one of these teams: sales, repair.\n\n    {message}\n" in card
+    assert "\n    The bell is loose.\n\n    Reply with the team only.\n" in card
+    assert "take it out before you publish this card" in card
+    text = render_modelfile(template_folder(tmp_path, CHATML), "m.gguf", 1024, "", asked=[asked])
+    assert "\n#   Sort this message into one of these teams: sales, repair.\n#   \n#   {message}\n" in text
+    built_in = written(asked=(AskedQuestion("bf", "", "Say {}."),))
+    assert "A question as it was asked in training:\n\n    Say {}.\n" in built_in
+
+
+def test_an_adapter_goes_into_a_files_codes_without_llama_cpp_and_rounding_names_what_else_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sapo_backends.llamacpp_backend.is_here", lambda module: False)
+    require_quantised_base(tmp_path / "own.gguf", merges=True)
+    with pytest.raises(
+        UsageError, match=r"All of its weights were trained, .*llama-cpp-python.*Without it: --quant q8_0"
+    ):
+        require_quantised_base(tmp_path / "own.gguf", merges=False)
+    with pytest.raises(UsageError, match="made from a GGUF file"):
+        require_quantised_base(None, merges=True)
 
 
 def test_a_model_that_nobody_evaluated_says_so() -> None:

@@ -445,7 +445,9 @@ class ConsoleReporter:
 
     def _line(self, event: Event) -> str:
         if isinstance(event, RunStarted):
-            at = f"goes on {self.counts.now.when}" if self.counts.now.newest else "starts"
+            done = self.counts.now
+            at = f"goes on with round {done.rounds + 1}" if done.rounds or not done.steps else f"goes on {done.when}"
+            at = at if done.newest else "starts"
             how = "generating for the swarm, not training," if event.method == "none" else f"{event.method} fine-tuning"
             tasks = f"{len(event.tasks)} task{'' if len(event.tasks) == 1 else 's'}"
             precision = f"{event.precision}, {event.computed_by}" if event.computed_by else event.precision

@@ -35,8 +35,8 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.journal_thinning import over_budget
-from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.node.training_count import count_of
+from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import OwnTask
 
 UNTIMED = 4
