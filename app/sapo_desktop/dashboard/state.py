@@ -238,7 +238,8 @@ class DashboardState(msgspec.Struct, frozen=True):
 def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardState:  # noqa: C901, PLR0912 - one case per event
     """The state after the event. Never raises on an event that decodes."""
     if isinstance(event, RoundFinished | CheckpointSaved | ExternalSwitched):
-        state = replace(state, counts=state.counts.after(event))
+        counts = state.counts.after(event)
+        state = state if counts is state.counts else replace(state, counts=counts)
     match event:
         case NodeLink():
             if event.ended and not (state.link is not None and state.link.ended):
@@ -371,7 +372,7 @@ def _first_success(state: DashboardState, event: FirstSuccess) -> DashboardState
         seq=event.seq,
         time=event.time,
         level="info",
-        text=f"First success at {event.task}, in {state.counts.done_in(event.round).newest}",
+        text=f"First success at {event.task}, in round {state.counts.practice_round(event.round)}",
     )
     return replace(state, solved=state.solved | {event.task}, log=state.log.append(line))
 

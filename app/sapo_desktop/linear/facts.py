@@ -57,7 +57,7 @@ def _change(series: Series, clock: RoundClock, now: float, share: bool, smooth: 
     first, last = series.first_x, series.last_x
     if span is None or first is None or last is None or last - first < 2:
         return ""
-    when, place = f"in round {first:.0f}", first
+    when, place = "at the start", first
     for seconds, words in _AGO:
         then = clock.round_at(span[1] - seconds)
         if then is not None and span[1] - seconds >= span[0] and then >= first:
@@ -197,7 +197,7 @@ def group_sentence(event: GroupRecorded, counts: TrainingCounts) -> str:
     first = ", first success at this task" if event.first_solved else ""
     best = f", best answer {best_answer(event)}" if event.group.rollouts else ""
     task = plain_text(event.group.question.ref.dataset, 60)
-    place = f"Round {counts.done_in(event.round).rounds}, {task}, {source}"
+    place = f"Round {counts.practice_round(event.round)}, {task}, {source}"
     return f"{place}: {right} of {len(rewards)} right, reward {mean:.2f}{first}{best}"
 
 

@@ -91,8 +91,12 @@ class TrainingCounts(msgspec.Struct, frozen=True):
         return next(stretch for stretch in reversed(self.stretches) if stretch.start <= max(0, number)).at(number)
 
     def done_in(self, number: int) -> TrainingCount:
-        """The counts once the round that the journal calls `number`, from 0 on, is done."""
+        """The counts once the step or round that the journal calls `number`, from 0 on, is done; it is counted already."""
         return self.at(number + 1)
+
+    def practice_round(self, number: int) -> int:
+        """Which round of practice the one is that the journal calls `number`, from 0 on. It may be in flight."""
+        return self.at(number).rounds + 1
 
     def after(self, event: Event) -> TrainingCounts:
         """The counts after one more event; most change nothing."""

@@ -124,7 +124,7 @@ def risen(hours: float) -> tuple[Series, RoundClock]:
 
 def test_a_chart_is_told_with_where_it_came_from() -> None:
     assert trend_sentence("Reward", *risen(0.1)).startswith(
-        "Reward 0.29, mean of 20 rounds, up from 0.00 in round 1; last 10 rounds: 0.30, "
+        "Reward 0.29, mean of 20 rounds, up from 0.00 at the start; last 10 rounds: 0.30, "
     )
     assert "up from 0.09 an hour ago" in trend_sentence("Reward", *risen(2))
     assert "up from 0.29 a day ago" not in trend_sentence("Reward", *risen(2))

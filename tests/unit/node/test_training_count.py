@@ -41,6 +41,13 @@ def test_steps_and_rounds_are_counted_separately_and_named_by_what_came_last() -
     assert str(TrainingCounts.of(trained(0, 1)).now) == "1 round", "without examples there is one kind only"
 
 
+def test_a_round_in_flight_after_the_examples_is_the_first_of_practice() -> None:
+    """Its rollouts are published before it is done."""
+    counts = TrainingCounts.of(trained(0, 19, examples=8))
+    assert counts.practice_round(19) == 1
+    assert TrainingCounts.of([*trained(0, 19, examples=8), *trained(19, 22)]).practice_round(20) == 2
+
+
 def test_what_was_rolled_back_does_not_count_and_its_number_still_says_what_was_in_it() -> None:
     counts = TrainingCounts.of([*trained(0, 19, 8), *trained(19, 33), back(34, 22), *trained(34, 36)])
     assert counts.now == TrainingCount(19, 5), "three rounds before, the step back, two after it"

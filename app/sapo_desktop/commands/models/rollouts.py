@@ -96,7 +96,7 @@ def describe_group(event: GroupRecorded, counts: TrainingCounts) -> str:
     marks += ["first solved"] if event.first_solved else []
     question = safe_text(" ".join(group.question.prompt.split()), 60)
     return (
-        f"{event.seq:>8}  round {counts.done_in(event.round).rounds:>6,}  {right} of {len(group.rewards)} right  "
+        f"{event.seq:>8}  round {counts.practice_round(event.round):>6,}  {right} of {len(group.rewards)} right  "
         f"{safe_text(group.question.ref.dataset, 40)}  {', '.join(marks)}  {question}"
     )
 

@@ -173,7 +173,7 @@ def _doing(phase: Phase, state: DashboardState) -> str:
     if phase.phase == "evaluate":
         return f"{doing} · {state.counts.at(phase.round).when}"
     return (
-        doing if phase.phase == "examples" and doing else f"Round {state.counts.at(phase.round).rounds + 1} · {doing}"
+        doing if phase.phase == "examples" and doing else f"Round {state.counts.practice_round(phase.round)} · {doing}"
     )
 
 

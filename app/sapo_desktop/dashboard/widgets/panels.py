@@ -265,7 +265,7 @@ def group_line(event: GroupRecorded, counts: TrainingCounts, width: int, glyphs:
     marks = rollout_marks(event, glyphs)
     shown = marks if len(marks) <= 8 else marks[:7] + "+"
     task = fit_width(plain_text(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
-    head = f"{counts.done_in(event.round).rounds:>4} "
+    head = f"{counts.practice_round(event.round):>4} "
     room = max(width - len(head) - 8 - 1 - 5 - 6 - len(task) - 5, 0)
     return Content.assemble(
         (head, MUTED),

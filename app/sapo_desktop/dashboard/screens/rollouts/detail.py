@@ -33,7 +33,7 @@ def group_details(
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),
-        (f"  {counts.done_in(event.round).newest} · {source} · {used}", "$muted"),
+        (f"  round {counts.practice_round(event.round)} · {source} · {used}", "$muted"),
         (f"  {glyphs.star} first success at this task" if event.first_solved else "", "bold $accent"),
     )
     rows = [head, Content("")]

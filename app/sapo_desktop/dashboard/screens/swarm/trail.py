@@ -50,7 +50,7 @@ def _counted(trail: AhaTrail, counts: TrainingCounts) -> AhaTrail:
     """The trail with rounds of practice in place of the journal's numbers."""
 
     def practised(number: int) -> int:
-        return number if number == UNKNOWN else counts.done_in(number).rounds - 1
+        return number if number == UNKNOWN else counts.practice_round(number) - 1
 
     came, here = (
         None if event is None else msgspec.structs.replace(event, round=practised(event.round))
