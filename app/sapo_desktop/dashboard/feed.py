@@ -14,7 +14,7 @@ from sapo_swarm.events import Event
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import ControlClient, ControlError, NodeError, NodeNotAnswering, NodeNotRunning
 
-_HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "log")
+_HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "checkpoint", "log")
 _GROUPS = 1600
 _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 """Seconds. Trying a local socket costs next to nothing, and a node that has just started should be found at once."""

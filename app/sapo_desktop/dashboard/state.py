@@ -237,9 +237,7 @@ class DashboardState(msgspec.Struct, frozen=True):
 
 def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardState:  # noqa: C901, PLR0912 - one case per event
     """The state after the event. Never raises on an event that decodes."""
-    if isinstance(event, RoundFinished | CheckpointSaved | ExternalSwitched):
-        counts = state.counts.after(event)
-        state = state if counts is state.counts else replace(state, counts=counts)
+    state = _counted(state, event)
     match event:
         case NodeLink():
             if event.ended and not (state.link is not None and state.link.ended):
@@ -302,6 +300,14 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
     if newest == state.newest and moments is state.moments and trails is state.trails:
         return state
     return replace(state, newest=newest, moments=moments, trails=trails)
+
+
+def _counted(state: DashboardState, event: Event | NodeLink) -> DashboardState:
+    """The state with the steps and rounds up to this event; a start of a node has its own way."""
+    if not isinstance(event, RoundFinished | CheckpointSaved | ExternalSwitched):
+        return state
+    counts = state.counts.after(event)
+    return state if counts is state.counts else replace(state, counts=counts)
 
 
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
