@@ -12,6 +12,7 @@ from tests.unit.app.test_examples_words import STARTED, STEP, after
 from tests.unit.app.test_status_verb import STATUS
 from tests.unit.node.test_examples_rules import old_round
 
+import sapo_desktop
 from sapo_desktop import cli
 from sapo_desktop.commands.models.models import _table
 from sapo_desktop.commands.nodes.control import describe_status
@@ -30,6 +31,7 @@ from sapo_desktop.services.against_base import describe_practice
 from sapo_desktop.services.models import going_back
 from sapo_desktop.services.models.checkpoints import select_weights
 from sapo_desktop.services.models.exports.card import record_of, render_model_card
+from sapo_desktop.services.models.screen.actions import HomeModels
 from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.overview import load_overview
 from sapo_swarm.config import RunConfig
@@ -179,3 +181,39 @@ def test_an_opening_in_the_middle_of_the_examples_names_the_step() -> None:
     state = after(4)
     state = apply_event(state, msgspec.structs.replace(STARTED, round=1, examples_rounds=1))
     assert [line.text for line in state.log][-1].startswith("r opened after step 1 of examples: ")
+
+
+def test_the_menu_of_exports_says_beforehand_what_needs_llama_cpp(
+    model: store.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offered(here: bool) -> dict[str, str]:
+        monkeypatch.setattr("sapo_desktop.services.models.screen.actions.is_here", lambda _module: here)
+        return {choice.label: choice.what for choice in HomeModels(Home.find()).exports(model.record.id)}
+
+    assert "llama.cpp is not installed here, so it is written but not checked" in offered(False)["gguf q8_0"]
+    assert "not installed" not in offered(True)["gguf q8_0"]
+    assert "not installed" not in offered(False)["hf"]
+
+
+def test_eval_says_what_the_keys_of_its_json_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run_command_line(["eval", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for key in ("swapped", "accuracy_share", "maybe_trained_on"):
+        assert key in text
+
+
+def test_sentences_are_english() -> None:
+    """A newcomer stumbled over each of these."""
+    source = " ".join(path.read_text(encoding="utf-8") for path in Path(sapo_desktop.__file__).parent.rglob("*.py"))
+    for stumbling in (
+        "do not end where yours would",
+        '"the last line"',
+        "A node that is training waits",
+        '"never: it is part of',
+        "there t to chat",
+        "what mends the rest",
+        '"Aha trail',
+        '"a real one"',
+    ):
+        assert stumbling not in source
