@@ -112,7 +112,8 @@ def test_the_verbs_name_what_is_in_the_weights(model: store.Model, capsys: pytes
     assert f"trained     {TRAINED}" in shown
     assert "after round 1" in shown, "where the second session began"
     assert cli.run_command_line(["rollback", "bikes"]) == 0
-    rows = {line.split()[0]: line.split()[1:3] for line in capsys.readouterr().out.splitlines() if line[:1] == " "}
+    listed = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line.split()[1:3] for line in listed if line.split()}
     assert rows["checkpoint"] == ["steps", "rounds"]
     assert [rows[number] for number in ("2", "5", "6", "7")] == [["2", "0"], ["2", "3"], ["2", "1"], ["2", "2"]]
     assert "going back to 3" in going_back.saved_reason(going_back.load_kept_states(model)[-2])

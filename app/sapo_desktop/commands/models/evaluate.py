@@ -21,7 +21,7 @@ LEFT_OUT = "400 of a task, 4,000 over all tasks, half of a task with few questio
 """The size of the held-out set that training never uses (held_out_exclusion)."""
 JSON_KEYS = (
     "base and trained (for two models first and second) and difference, each with t1 (sampled) and t0 (greedy); of the first "
-    "of these temperatures also tasks_before and tasks_after, one entry a task: pass_at_1 with low and high (95 %), "
+    "of these temperatures also tasks_before and tasks_after, one entry a task: pass_at_1 with low and high (95 %%), "
     "well_formed (share of the answers that hold an answer), truncated (share cut at the token limit) and swapped (pass@1 of "
     "the answer-permutation check: what remains if each question gets another one's answer). accuracy_share in comparison: "
     "part of the change that comes from better answers, not from better form. maybe_trained_on: questions that training may "
