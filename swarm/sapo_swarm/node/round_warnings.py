@@ -38,7 +38,7 @@ ROUNDS = 3
 MOSTLY_RIGHT = 0.8
 """From this share of right answers on, equal rewards mean that there is little left to learn."""
 MASTERED = (
-    f"Finished: all answers were right for {ROUNDS} rounds, and practice has nothing to learn from · space goes on"
+    f"Finished: all training answers right for {ROUNDS} rounds · practice has nothing to learn from · space goes on"
 )
 """What a run without a number of rounds says when it pauses for this."""
 CAUSE = 0.5

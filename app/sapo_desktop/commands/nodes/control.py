@@ -22,6 +22,7 @@ from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.node.clock import format_age, format_duration
 from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
 from sapo_swarm.protocol.safe_text import safe_text
@@ -148,7 +149,10 @@ def _run(status: NodeStatus) -> str:
     """The model, its rounds so far, and its disk space."""
     planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
     who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
-    budget = f" of {size_text(status.disk_budget)}" if status.disk_budget else ""
-    disk = f" · {size_text(status.disk)}{budget} on disk" if status.disk else ""
+    size = folder_bytes(Path(status.folder)) if status.disk else 0  # exports too, as on screen 4
+    budget = (
+        f" ({size_text(status.disk)} of its budget of {size_text(status.disk_budget)})" if status.disk_budget else ""
+    )
+    disk = f" · {size_text(size)} on disk{budget}" if size else ""
     rounds = "round" if status.round == 1 and not planned else "rounds"
     return f"{who} · {status.round}{planned} {rounds} done · {status.model} on {status.backend}/{status.device}{disk}"
