@@ -57,7 +57,7 @@ def test_a_poisoned_pool_is_shut_and_the_best_weights_come_back(tmp_path: Path, 
     best = max(evaluations, key=lambda event: event.pass_at_1 if event.round < trip.round else 0.0)
     assert trip.restored == best.round
     assert trip.now < (1 - CONFIG.tripwire) * trip.best
-    assert f"the weights of round {best.round} are back" in trip.sentence
+    assert f"the weights of checkpoint {best.round} are back" in trip.sentence
     assert "sapo-desktop external on" in trip.sentence
     before, after, newest = (
         read_state(tmp_path / "checkpoints" / f"round-{number:06d}") for number in (best.round, trip.round, ROUNDS)

@@ -63,7 +63,7 @@ def trial(**changes: object) -> expectation.Expectation:
         ),
         (
             {"truncated": 0.7},
-            "Nothing right yet: 70 % of the answers do not end where yours would: they are cut off at 24",
+            "Nothing right yet: 70 % of the answers are much longer than yours and are cut off at 24",
         ),
         ({"fitting": 0.2}, "Nothing right yet: answers look like 'It is a bill.' and yours like 'billing'."),
         ({}, "Nothing right yet: the answers are wrong although they have the right form, such as 'It is a bill.'."),
