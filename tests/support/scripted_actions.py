@@ -166,6 +166,9 @@ class ScriptedChat:
         yield ChatChunk(1, "It is <answer>7</answer>")
         yield Marks((0.0, 1.0), (0, 1), 1)
 
+    async def stop(self) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from textual.app import ScreenStackError
 from textual.events import Event
+from textual.screen import ModalScreen
 from textual.theme import ThemeProvider
 from textual.widgets import Input
 from textual.worker import Worker
@@ -156,7 +157,7 @@ class DashboardActions(DashboardHost):
             return
         places, typing = (self.screen, self.screen.focused), isinstance(self.screen.focused, Input)
         here = [row for place in places if place is not None for row in binding_rows(type(place), typing)]
-        everywhere = binding_rows(type(self), typing)
+        everywhere = binding_rows(type(self), typing, covered=isinstance(self.screen, ModalScreen))
         self.push_screen(HelpScreen(self.feed.describe(), here, everywhere, self.glyphs, typing))
 
     def action_command_palette(self) -> None:

@@ -6,15 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import get_args
 
 from sapo_desktop.dashboard.history.groups import NEWEST, GroupSource, JournalGroups
 from sapo_desktop.dashboard.state import NodeLink, ReplayRewound
 from sapo_desktop.errors import CommandFailed
-from sapo_swarm.events import Event
+from sapo_swarm.events import EPHEMERAL, Event, GroupRecorded
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.control_api import ControlClient, ControlError, NodeError, NodeNotAnswering, NodeNotRunning
 
-_HISTORY = ("run_started", "state", "round", "evaluation", "first_success", "swarm", "external", "checkpoint", "log")
+_HISTORY = tuple(str(kind.__struct_config__.tag) for kind in get_args(Event) if kind not in (GroupRecorded, *EPHEMERAL))
+"""Everything that is stored, but groups: a dashboard that is opened again shows what the one before it did."""
 _GROUPS = 1600
 _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 """Seconds. Trying a local socket costs next to nothing, and a node that has just started should be found at once."""

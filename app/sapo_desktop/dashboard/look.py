@@ -335,11 +335,14 @@ def key_label(key: str) -> str:
     return unicodedata.lookup(key.replace("_", " ").upper()) if "_" in key else key
 
 
-def binding_rows(owner: type, typing: bool = False) -> Rows:
+def binding_rows(owner: type, typing: bool = False, covered: bool = False) -> Rows:
     """Every key of a screen, a widget or the app, grouped by action; without shift+arrow, which < and > duplicate. typing: a
-    text field has the focus, and keys that are text there are left out."""
+    text field has the focus, and keys that are text there are left out. covered: a dialog lies over the owner, where only its
+    priority keys count."""
     by_action: dict[str, tuple[list[str], list[str]]] = {}
     for binding in own_bindings(owner):
+        if covered and not binding.priority:
+            continue
         names = [key for key in binding.key.split(",") if not key.startswith("shift+")]
         if typing and not (names := [key for key in names if key != "space" and len(key_label(key)) > 1]):
             continue

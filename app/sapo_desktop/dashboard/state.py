@@ -230,6 +230,11 @@ class DashboardState(msgspec.Struct, frozen=True):
         return bool(self.phase and self.phase.phase == "examples") and not self.paused
 
     @property
+    def before_practice(self) -> bool:
+        """Whether there were examples only so far, which make no groups."""
+        return self.in_examples or (self.examples_rounds > 0 and not self.practised)
+
+    @property
     def resumable(self) -> bool:
         """Whether space resumes the node: it is paused, or will be once its model is open."""
         return self.paused or (self.state == "starting" and bool(self.reason))

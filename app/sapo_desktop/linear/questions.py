@@ -180,9 +180,9 @@ class TableQuestions(NumberedQuestions):
             )
         self._say(f"Judged by {answers.verifier}: {plain_text(verifiers.get(answers.verifier, ''), 200)}")
         if preview.asked:
-            self._say(f"The model reads, of row 1: {plain_text(' '.join(' '.join(preview.asked).split()), 1200)}")
-        for number, (_, right) in enumerate(preview.rows[:2], 1):
-            self._say(f"The right answer to row {number}: {plain_text(right, 200)}")
+            self._say(f"The model reads, for example: {plain_text(' '.join(' '.join(preview.asked).split()), 1200)}")
+        for which, (_, right) in zip(("this", "the next row"), preview.rows, strict=False):
+            self._say(f"The right answer to {which}: {plain_text(right, 200)}")
 
     async def _changed(self, preview: TaskPreview, word: str) -> WizardAnswers:
         """The answers with one of them changed by the person."""

@@ -37,7 +37,9 @@ ROUNDS = 3
 """After this many rounds in a row with nothing to learn from, it is said once, until that changes."""
 MOSTLY_RIGHT = 0.8
 """From this share of right answers on, equal rewards mean that there is little left to learn."""
-MASTERED = f"Finished: all answers to training questions were right for {ROUNDS} rounds, nothing is left to learn · space goes on"
+MASTERED = (
+    f"Finished: all training answers right for {ROUNDS} rounds · practice has nothing to learn from · space goes on"
+)
 """What a run without a number of rounds says when it pauses for this."""
 CAUSE = 0.5
 """From this share of the answers on, a fault counts as the cause."""

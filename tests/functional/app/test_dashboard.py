@@ -17,6 +17,7 @@ from sapo_desktop.dashboard.state import NodeLink
 from sapo_desktop.dashboard.widgets.frame import MAX_KEYS, KeyBar
 from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_swarm.events import Event, LogLine, RunStarted, StateChanged
+from sapo_swarm.node.round_warnings import MASTERED
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE, (100, 24), (200, 60)])
@@ -82,6 +83,7 @@ async def test_space_resumes_a_paused_node_and_the_footer_says_so() -> None:
     async with app.run_test(size=WIDE) as pilot:
         lines = await settled(pilot)
         assert "Paused: on battery" in lines[0]
+        assert sum("Paused: on battery" in line for line in lines) == 2, "the Now panel says it itself"
         assert "space resume" in lines[-1]
         await pilot.press("space")
         await settled(pilot)
@@ -89,11 +91,13 @@ async def test_space_resumes_a_paused_node_and_the_footer_says_so() -> None:
 
 
 async def test_after_the_end_of_a_training_the_footer_leads_to_the_model() -> None:
-    sentence = "Finished: 26 of 28 set-aside rows right · space goes on"
-    finished = StateChanged(time=SILO[-1].time, state="paused", sentence=sentence, reason="done")
+    finished = StateChanged(time=SILO[-1].time - 9, state="paused", sentence=MASTERED, reason="done")
     app = app_over([*SILO, finished], model_actions=ScriptedModels(SILO))
     async with app.run_test(size=NARROW) as pilot:
         lines = await settled(pilot)
+        assert lines[0].rstrip().endswith("Finished: all training answers right for 3 rounds"), (
+            "whole, and no clock that runs on"
+        )
         assert any("Next: 4, then t to chat or e to export" in line for line in lines), "\n".join(lines)
         assert "4 chat, export" in lines[-1]
         await pilot.click(KeyBar, offset=(lines[-1].index("chat, export") - 1, 0))

@@ -10,6 +10,7 @@ from textual import events
 
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import KeyBar
+from sapo_swarm.events import StateChanged
 
 
 async def test_the_keys_of_the_charts_look_at_the_same_part_of_both() -> None:
@@ -104,3 +105,9 @@ async def test_expanding_gives_the_whole_body_to_one_chart() -> None:
         assert len(pilot.app.screen.query_one("#reward", Chart)._strips) == 20
         await pilot.press("e", "e")
         assert any("Held-out pass@1" in line for line in await settled(pilot))
+
+
+async def test_the_letters_below_the_charts_are_explained_on_a_narrow_screen() -> None:
+    app = app_over([*SILO, StateChanged(time=SILO[-1].time, state="paused", sentence="Paused", reason="person")])
+    async with app.run_test(size=NARROW) as pilot:
+        assert any("In the charts: B best · S first solved · P paused" in line for line in await settled(pilot))

@@ -196,7 +196,8 @@ async def test_base_and_trained_answer_side_by_side(home: Home) -> None:
 
 
 async def test_a_node_goes_on_with_the_chosen_model_and_waits_while_one_chats(home: Home) -> None:
-    """c starts the node with the model under the cursor; a chat pauses it, and closing the chat lets it go on."""
+    """c starts the node with the model under the cursor, or lets it go on where it is paused; a chat pauses it, and closing the
+    chat lets it go on."""
     made = sapo(home.config, "new", "slow", "--base", "fake:0.02", *FAKE[1:3], *TASK, "--eval-every", "0")
     assert made.returncode == 0, made.stderr
     feed = ControlFeed(home.socket)
@@ -214,6 +215,10 @@ async def test_a_node_goes_on_with_the_chosen_model_and_waits_while_one_chats(ho
         await until(pilot, lambda: app.state.rounds > 3)
         status = await supervisor.query_status(home)
         assert status is not None
+        await pilot.press("space")
+        await until(pilot, lambda: app.state.state == "paused" and bool(screen.shelf.training))
+        await pilot.press("c")
+        await until(pilot, lambda: app.state.state == "running")
         await pilot.press("t")
         await until(pilot, lambda: app.state.state == "paused")
         await until(pilot, lambda: isinstance(app.screen, ChatScreen) and app.screen.ready)

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.support.node_process import FAKE, node
+from tests.support.node_process import FAKE, node, reaches, sapo
 from tests.support.terminal import terminal
 from textual.pilot import Pilot
 
@@ -18,7 +19,8 @@ from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.dashboard.feed import ControlFeed
 from sapo_desktop.dashboard.state import DashboardState, NodeLink, ReplayRewound, apply_event
 from sapo_desktop.errors import CommandFailed
-from sapo_swarm.events import Event, GroupRecorded, RoundFinished, StateChanged
+from sapo_swarm.events import Event, ExamplesRead, GroupRecorded, RoundFinished, StateChanged
+from sapo_swarm.node.journal import Journal
 
 
 async def until(pilot: Pilot[object], app: SapoDashboard, wanted: object) -> None:
@@ -59,6 +61,33 @@ async def test_the_feed_tells_every_round_once_and_the_groups_that_belong_to_it(
                 break
         assert rounds == [0, 1, 2, 3, 4]
         assert len(set(groups)) == len(groups) >= 24
+
+
+def read_examples(home: Path) -> None:
+    """Two rounds, and set-aside rows that were answered after the first."""
+    done = sapo(home, "node", *FAKE, "--rounds", "2")
+    assert done.returncode == 0, done.stderr
+    (path,) = home.rglob("journal.db")
+    answered = ExamplesRead(
+        round=1, step=1, passes=1.0, right=9, items=16, logprob=-0.1, tokens=1, seconds=1.0, over=True, sentence="Read."
+    )
+    with closing(Journal(path)) as journal:
+        journal.append([answered])
+
+
+async def test_a_dashboard_that_is_opened_again_shows_the_letters_and_the_curve_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """E, R and the rows set aside were gone from the chart after a restart of the app."""
+    await asyncio.to_thread(read_examples, tmp_path)
+    async with node(tmp_path, *FAKE, "--rounds", "0") as (client, _):
+        await reaches(client, ("round",), lambda event: event.round >= 2)
+        await client.post("rollback", round=2)
+        app = SapoDashboard(ControlFeed(tmp_path / "run" / "node.sock"))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, app, lambda state: state.vitals is not None)
+            assert {"E", "R"} <= {moment.letter for moment in app.state.moments}
+            assert [value for _, _, value in app.state.figures.set_aside.buckets()] == [9 / 16]
 
 
 class NotingFeed(ControlFeed):

@@ -76,6 +76,10 @@ async def test_the_first_questions_have_help() -> None:
         assert any("F1 help" in line for line in await shown(pilot))
         await pilot.press("f1")
         assert isinstance(pilot.app.screen, HelpScreen)
+        lines = await shown(pilot)
+        everywhere = lines[next(n for n, line in enumerate(lines) if "Keys of every screen" in line) :]
+        assert any("ctrl+q" in line for line in everywhere)
+        assert not any("snooze" in line.lower() or "Pause or resume" in line for line in everywhere), "\n".join(lines)
 
 
 @pytest.mark.parametrize("key", ["3", "5"])

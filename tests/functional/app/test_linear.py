@@ -347,7 +347,7 @@ async def test_the_first_questions_lead_from_a_table_to_a_model_on_it(own_home: 
     assert "none.csv" in next(line for line in heard if "No such file" in line)
     assert "Question: column question. Answer: column other." in text
     assert "Task two_sums: 32 rows to train on, 8 held out" in text
-    assert "The model reads, of row 1: What is 0 and 0 in all?" in text
+    assert "The model reads, for example: What is 0 and 0 in all?" in text
     assert re.search(r"Right before training: .* answers to \d+ training questions", text)
     assert heard[-1] == "Enter trains fake:0.3 on two_sums; q leaves, the task stays"
     assert read_task(own_home.tasks / "two_sums").spec.answer == "answer"

@@ -211,6 +211,18 @@ def test_both_answer_in_a_chat_and_pieces_add_up(home: Home) -> None:
     assert [last[0], last[1]] == [line.split("|", 1)[1].removesuffix(CUT).strip() for line in whole]
 
 
+def test_a_chat_for_programs_ends_an_answer_that_is_stopped_and_answers_what_is_asked_after_that(home: Home) -> None:
+    run(home, "new", "kim", *NEW)
+    run(home, "node", "kim", "--rounds", "1")
+    done = sapo(home.config, "chat", "kim", "--json", typed="/stop\nWhat is 2 + 3?\n/stop\n/stop\nWhat is 4 + 5?\n\n")
+    assert done.returncode == 0, done.stderr
+    ready, *pieces = map(json.loads, done.stdout.splitlines())
+    assert ready["ready"] == ["base", "kim"]
+    assert [piece.get("done") for piece in pieces].count(True) == 2
+    whole = run(home, "chat", "kim", "--ask", "What is 4 + 5?", "--json").splitlines()
+    assert pieces[-len(whole) :] == list(map(json.loads, whole)), "the stops before it do not end it"
+
+
 def test_a_chat_marks_the_answers_to_held_out_questions_by_their_own_verifier(home: Home) -> None:
     run(home, "new", "kim", *NEW)
     run(home, "node", "kim", "--rounds", "1")

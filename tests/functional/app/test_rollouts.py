@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.fixtures.make_recordings import recording
 from tests.support.many_groups import group_number, journal_with
 from tests.support.node_process import sapo
+from tests.support.records import finished
 from tests.support.scripted_feed import SWARM, WIDE, ScriptedFeed, app_over, settled
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -292,3 +294,11 @@ def test_the_verb_does_the_same_without_a_screen(tmp_path: Path) -> None:
     shown = sapo(tmp_path / "home", "rollouts", str(path), "--show", "7")
     assert "question 5?" in shown.stdout
     assert "a right answer" in shown.stdout
+
+
+async def test_while_there_are_examples_only_the_rollouts_are_said_to_come_with_practice() -> None:
+    step = msgspec.structs.replace(finished(0), examples=4, local_groups=0, reward_local=None)
+    app = app_over([SWARM[0], step])
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("3")
+        assert any("Rollouts come with practice, after the examples." in line for line in await settled(pilot))

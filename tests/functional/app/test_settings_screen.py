@@ -212,9 +212,13 @@ async def test_simple_settings_come_first_and_can_be_seen_alone(pilot: Pilot[obj
     assert [row.key in SIMPLE for row in screen.listed] == sorted(
         (row.key in SIMPLE for row in screen.listed), reverse=True
     )
-    assert f"Simple  {len(SIMPLE)}" in said(pilot)
+    advanced = len(screen.rows) - len(SIMPLE)
+    assert f"Simple  {len(SIMPLE)}  and {advanced} advanced, below" in said(pilot)
+    assert "v simple" in said(pilot)
     await pilot.press("v")
     assert {row.key for row in screen.listed} == SIMPLE
+    await until(pilot, lambda: f"Simple  {len(SIMPLE)}  and {advanced} advanced, hidden, v shows them" in said(pilot))
+    assert "v all" in said(pilot)
     await pilot.press("slash", *"nice")
     await until(pilot, lambda: [row.key for row in screen.listed] == ["limits.nice"])  # a search finds all of them
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from tests.support.scripted_actions import ScriptedChat, ScriptedModels
 from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, app_over, feed_of, questions
 from textual import events
+from textual.pilot import Pilot
 from textual.widgets import Input
 
 from sapo_desktop.dashboard.app import SapoDashboard
@@ -17,6 +18,11 @@ from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.models.pieces import ChatChunk, HeldOut, Marks
 from sapo_desktop.services.models.screen.interface import NewModelInfo
+
+
+def shown(pilot: Pilot[object]) -> list[str]:
+    """The screen as lines, as it is now."""
+    return ["".join(s.text for s in strip) for strip in pilot.app.screen._compositor.render_strips()]
 
 
 async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
@@ -41,8 +47,10 @@ async def test_keys_faster_than_the_screen_are_taken_in_their_order() -> None:
         assert answers == [wanted]
 
 
-async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_and_the_node_gets_no_command() -> None:
-    loaded, answered = asyncio.Event(), asyncio.Event()
+async def test_a_question_typed_while_the_chat_loads_is_the_first_and_one_typed_over_an_answer_ends_that_answer() -> (
+    None
+):
+    loaded, stopped = asyncio.Event(), asyncio.Event()
     asked: list[str] = []
 
     class Slow(ScriptedModels):
@@ -53,8 +61,16 @@ async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_a
     class Line(ScriptedChat):
         async def ask(self, question: str) -> AsyncGenerator[ChatChunk]:
             asked.append(question)
-            await answered.wait()
-            yield ChatChunk(0, "four")
+            yield ChatChunk(0, "The answer is: The answer is:")
+            if len(asked) == 1:
+                await stopped.wait()
+
+        async def stop(self) -> None:
+            stopped.set()
+
+        async def next_held_out(self) -> AsyncGenerator[HeldOut | ChatChunk | Marks]:
+            asked.append("held out")
+            yield HeldOut(1, "chain_sum", "4 + 3 = ?", "7")
 
     app = app_over(SILO, model_actions=Slow(SILO))
     async with app.run_test(size=NARROW) as pilot:
@@ -62,22 +78,17 @@ async def test_letters_typed_while_the_chat_loads_or_answers_stay_in_its_field_a
         await app.push_screen(chat)
         field = chat.query_one("#question", Input)
         await pilot.press(*"is ", "F", "enter")
-        assert (field.value, asked) == ("is F", [])
+        assert (field.value, asked) == ("", [])
+        assert "> is F" in "\n".join(shown(pilot)), "it is seen at once"
         loaded.set()
-        while not chat.ready:
-            await pilot.pause()
-        await pilot.press("enter")
         while not asked:
             await pilot.pause()
-        await pilot.press(*" zrq", "enter", "2")
-        assert (field.value, asked) == (" zrq2", ["is F"])
-        answered.set()
-        while not chat.ready:
+        await pilot.press("enter", *" zrq", "enter", "2")
+        while not (len(asked) == 2 and chat.ready):
             await pilot.pause()
-        await pilot.press("enter")
-        while len(asked) < 2:
-            await pilot.pause()
-        assert asked == ["is F", " zrq2"]
+        assert asked == ["is F", "zrq"], "no held-out question came before it or between them"
+        assert field.value == "2"
+        assert [exchange.question for exchange in chat._said] == asked
         assert app.screen is chat
     assert feed_of(app).commands == []
 

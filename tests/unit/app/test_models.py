@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from contextlib import closing
@@ -19,16 +20,19 @@ from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_backends.errors import ModelNotFound
 from sapo_backends.fake import FakeEngine
 from sapo_desktop import cli
+from sapo_desktop.commands.models.chat import _pieces
 from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.models.screen import model_row, model_summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import (
+    SHORT,
     PairedChat,
     as_asked,
     marked_questions,
     shown_question,
+    too_early,
     undecided_reason,
     without_marks,
 )
@@ -323,6 +327,44 @@ def test_the_chat_lets_a_model_write_as_much_as_in_training(tmp_path: Path) -> N
         said = list(chat.answer("1 + 1?", 1.0))
     assert talker.written == 300
     assert [one.cut for one in said[-2:]] == [False, True]
+
+
+class Brief(FakeEngine):
+    """Answers with three tokens."""
+
+    def generate(self, prompts, group_size, sampling, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return [[Completion(tuple(self.tokenizer.encode_text("1")[:1]) * 3, (), "stop")]]
+
+
+def test_a_base_that_does_not_end_is_cut_at_a_multiple_of_the_trained_models_answer_and_at_once_when_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    one = store.create_model_folder(home, "kim", changed(model="fake", trainer="fake", max_new_tokens=600))
+    CheckpointStore(one.folder / "checkpoints", 1).write(FakeEngine(LoadRequest("fake")), CheckpointInfo(1, "stop"))
+    talker = Talker(LoadRequest("fake"))
+    with PairedChat(store.read_model(one.folder)) as chat:
+        chat._engines[:] = [talker, Brief(LoadRequest("fake"))]
+        said = list(chat.answer("1 + 1?", 1.0))
+        assert (said[-1].of, said[-1].cut) == (0, True)
+        assert talker.written == SHORT
+        _pieces(chat, "1 + 1?", 1.0, stopped=lambda: True)
+    first, done = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["of"] == 0
+    assert done == {"done": True}
+
+
+def test_a_chat_with_weights_from_before_the_newest_training_says_so(tmp_path: Path) -> None:
+    """The node had imitated for nineteen steps, and the chat said that nothing was trained."""
+    home = Home(tmp_path, tmp_path / "data", tmp_path, tmp_path, tmp_path)
+    one = store.create_model_folder(home, "kim", changed(model="fake", trainer="fake"))
+    CheckpointStore(one.folder / "checkpoints", 1).write(FakeEngine(LoadRequest("fake")), CheckpointInfo(0, "start"))
+    assert "nothing is trained yet" in too_early(store.read_model(one.folder))
+    with closing(Journal(one.folder / "journal.db")) as journal:
+        journal.append([finished(number) for number in range(19)])
+    assert "is not saved yet" in too_early(store.read_model(one.folder))
+    CheckpointStore(one.folder / "checkpoints", 1).write(FakeEngine(LoadRequest("fake")), CheckpointInfo(19, "pause"))
+    assert "has not been measured yet" in too_early(store.read_model(one.folder))
 
 
 def test_a_chat_says_when_it_is_too_early_for_the_answers_to_differ() -> None:

@@ -58,6 +58,14 @@ def test_a_node_that_is_paused_reports_no_coordinator_as_connected() -> None:
     assert "\nAs it was 2 h ago: Connected: 3 nodes" in describe_status(STATUS, old)
 
 
+def test_the_size_of_a_model_is_the_one_on_screen_4_with_its_exports(tmp_path: Path) -> None:
+    for name, size in (("journal.db", 2_000_000), ("exports/a.gguf", 5_000_000)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    status = msgspec.structs.replace(STATUS, folder=str(tmp_path), disk=2_000_000, disk_budget=10**10)
+    assert "7 MB on disk (2 MB of its budget of 10 GB)" in describe_status(status, None)
+
+
 def test_the_verb_and_the_dialog_say_the_same_age_of_a_list() -> None:
     """It was "65 min" on `f` and "1 h 5 min" by the verb."""
     read = SwarmDirectory("example.org/list.json", "Directory", read=time.time() - 3900)

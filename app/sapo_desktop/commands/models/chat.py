@@ -1,14 +1,17 @@
 """`sapo-desktop chat`: one question, two answers: from the base and from the trained model.
 
 At a terminal it starts with a held-out question of the model's tasks, and an empty line brings the next; verdicts show which
-answer is correct. A line NEXT on stdin always brings the next one; with --json the output is JSON lines.
+answer is correct. A line NEXT on stdin always brings the next one; with --json the output is JSON lines, and a line STOP ends
+the answer being written.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -17,6 +20,7 @@ from sapo_desktop.services.models.pieces import (
     ALL_ASKED,
     CUT,
     NEXT,
+    STOP,
     ChatChunk,
     HeldOut,
     Marks,
@@ -102,11 +106,40 @@ def _ask_questions(chat: PairedChat, count: int, as_json: bool) -> None:
 
 def _serve(chat: PairedChat, temperature: float) -> None:
     """Answer each input line in JSON lines, until an empty line or the end of the input."""
-    while question := sys.stdin.readline().strip():
+    typed = _TypedLines()
+    while question := typed.take():
         if question == NEXT:
-            _next(chat, as_json=True)
+            _next(chat, as_json=True, stopped=typed.stopped)
         else:
-            _pieces(chat, question, temperature)
+            _pieces(chat, question, temperature, typed.stopped)
+
+
+class _TypedLines:
+    """The lines of the input, read in a thread: STOP is noticed while an answer is being written."""
+
+    def __init__(self) -> None:
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._read = self._taken = 0
+        """How many STOP were read, and taken from the queue."""
+        threading.Thread(target=self._follow, name="typed", daemon=True).start()
+
+    def _follow(self) -> None:
+        # unbuffered: a thread that waits in sys.stdin holds its lock, and Python cannot exit then
+        with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as file:
+            while line := file.readline().decode(sys.stdin.encoding, "replace").strip():
+                self._read += line == STOP
+                self._lines.put(line)
+        self._lines.put("")
+
+    def take(self) -> str:
+        """The next question; "" after an empty line, or at the end of the input."""
+        while (line := self._lines.get()) == STOP:
+            self._taken += 1
+        return line
+
+    def stopped(self) -> bool:
+        """Whether the answer being written is to end."""
+        return self._read > self._taken
 
 
 def _converse(chat: PairedChat, temperature: float, piped: bool, without: str) -> None:
@@ -130,8 +163,12 @@ def _converse(chat: PairedChat, temperature: float, piped: bool, without: str) -
             print(without or ALL_ASKED)
 
 
-def _next(chat: PairedChat, as_json: bool) -> bool:
-    """Print the next held-out question, its answers and verdicts; False if there is none left."""
+def _never() -> bool:
+    return False
+
+
+def _next(chat: PairedChat, as_json: bool, stopped: Callable[[], bool] = _never) -> bool:
+    """Print the next held-out question, its answers and verdicts, until stopped; False if there is none left."""
     width, any_left = max(map(len, chat.labels)), False
     last: dict[int, ChatChunk] = {}
     for part in chat.next_held_out():
@@ -151,6 +188,8 @@ def _next(chat: PairedChat, as_json: bool) -> bool:
                 text = text.replace("\n", f"\n{'':{width}} | {'':8} | ")
                 print(f"{label:<{width}} | {verdict:<8} | {text}{f' {CUT}' if answer.cut else ''}", flush=True)
             print(part.problem or format_tally(chat.labels, part), flush=True)
+        if stopped():
+            break
     if as_json:
         print(json_line({"done": True}), flush=True)
     return any_left
@@ -172,7 +211,9 @@ def _whole(chat: PairedChat, question: str, temperature: float) -> None:
         print(f"{label:<{width}} | {answer.text}{f' {CUT}' if answer.cut else ''}", flush=True)
 
 
-def _pieces(chat: PairedChat, question: str, temperature: float) -> None:
+def _pieces(chat: PairedChat, question: str, temperature: float, stopped: Callable[[], bool] = _never) -> None:
     for chunk in chat.answer(question, temperature):
         print(json_line(to_message(chunk)), flush=True)
+        if stopped():
+            break
     print(json_line({"done": True}), flush=True)

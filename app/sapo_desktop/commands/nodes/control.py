@@ -22,6 +22,7 @@ from sapo_desktop.services.nodes import supervisor
 from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import SwarmUpdated
+from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.node.clock import format_age, format_duration
 from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
 from sapo_swarm.node.training_count import TrainingCount, count_of
@@ -152,8 +153,11 @@ def _run(status: NodeStatus) -> str:
     trained = status.trained or TrainingCount(0, status.round)
     planned = max(0, status.rounds_planned - (status.round - trained.rounds)) if status.rounds_planned else 0
     who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
-    budget = f" of {size_text(status.disk_budget)}" if status.disk_budget else ""
-    disk = f" · {size_text(status.disk)}{budget} on disk" if status.disk else ""
+    size = folder_bytes(Path(status.folder)) if status.disk else 0  # exports too, as on screen 4
+    budget = (
+        f" ({size_text(status.disk)} of its budget of {size_text(status.disk_budget)})" if status.disk_budget else ""
+    )
+    disk = f" · {size_text(size)} on disk{budget}" if size else ""
     steps = f"{count_of(trained.steps, 'step')} of examples, " if trained.steps else ""
     practice = " of practice" if trained.steps else ""
     rounds = f"{trained.rounds:,} of {count_of(planned, 'round')}" if planned else count_of(trained.rounds, "round")

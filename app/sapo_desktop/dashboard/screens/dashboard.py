@@ -9,7 +9,8 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widget import Widget
 
-from sapo_desktop.dashboard.look import GlyphSet
+from sapo_desktop.dashboard.history.run import MEANINGS
+from sapo_desktop.dashboard.look import GlyphSet, shorten_phrases
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.screens.rollouts.detail import group_details
@@ -83,6 +84,9 @@ class DashboardScreen(ChartKeys, BaseScreen):
         self.query_one("#share", Chart).show(
             share_lines(state), happened, empty, share_title(state), clock, state.counts
         )
+        self.query_one("#rollouts").border_subtitle = Content.styled(
+            letters_in_words(happened, self.size.width - 8), "$muted"
+        )
         for name in ("heldout", "now", "machine", "rollouts", *(["newest"] if self.big else [])):
             self.query_one(f"#{name}", Panel).show(state, now)
 
@@ -143,6 +147,13 @@ def milestone_marks(state: DashboardState) -> list[ChartMark]:
     return [*marks, ChartMark(held.best[0], None, letter="B")] if held.best and len(held.mean) > 1 else marks
 
 
+def letters_in_words(marks: Iterable[ChartMark], width: int) -> str:
+    """What the letters below the charts mean: a narrow chart has no room to say it."""
+    drawn = {mark.letter for mark in marks}
+    words = [f"{letter} {word}" for letter, word in MEANINGS.items() if letter in drawn]
+    return shorten_phrases("In the charts: " + " · ".join(words), width) if words else ""
+
+
 def empty_chart_text(state: DashboardState, now: float) -> str:
     """What the empty chart says."""
     if state.absent:
@@ -152,7 +163,7 @@ def empty_chart_text(state: DashboardState, now: float) -> str:
         return f"{OPENING if opening else NO_MODEL} The chart starts with the first round."
     if state.paused:
         return "No practice so far. It follows if you press space."
-    if state.in_examples or (state.examples_rounds and not state.practised):
+    if state.before_practice:
         return "Groups come with practice, after the examples."
     sequences = state.run.local_groups * state.run.group_size
     doing = (

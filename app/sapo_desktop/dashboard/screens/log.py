@@ -43,8 +43,12 @@ class LogScreen(SearchableScreen, BaseScreen):
             ("1-5", "screens", "app.next_screen"),
         ]
 
+    def on_mount(self) -> None:
+        """Follow the newest line until the person scrolls up, and again from the end on."""
+        self.query_one("#lines", VerticalScroll).anchor()
+
     def update(self, state: DashboardState, now: float) -> None:  # noqa: ARG002 - as every screen
-        """Repaint when the log, the search or the width changed; keep following the end if it was in view."""
+        """Repaint when the log, the search or the width changed."""
         wanted = self.query_one("#search", Input).value.casefold()
         width = max(self.query_one("#lines", VerticalScroll).size.width - 4, 40)
         if (state.log, wanted, width) == self._drawn:
@@ -52,7 +56,6 @@ class LogScreen(SearchableScreen, BaseScreen):
         self._drawn = (state.log, wanted, width)
         lines = in_order(state.log, wanted)
         box = self.query_one("#lines", VerticalScroll)
-        at_end = box.scroll_y >= box.max_scroll_y - 1
         self.query_one("#log-text", Static).update(log_text(lines[-_SHOWN:], wanted, width))
         title = (
             f"Log  {len(lines):,} of {len(state.log):,} lines"
@@ -60,8 +63,6 @@ class LogScreen(SearchableScreen, BaseScreen):
             else f"Log  {len(lines):,} line{'' if len(lines) == 1 else 's'}"
         )
         box.border_title = Content.styled(title, "bold")
-        if at_end:
-            box.scroll_end(animate=False)
 
     def on_input_changed(self) -> None:
         """Filter while typing."""

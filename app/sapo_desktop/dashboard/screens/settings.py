@@ -85,16 +85,21 @@ class SettingEditor(Dialog[str | None]):
 
 WIDE = 100
 """Columns from which a row includes the setting's description."""
-_KEYS: list[Key] = [
-    ("Enter", "change", "screen.edit"),
-    ("d", "default", "screen.default"),
-    ("a", "apply", "screen.restart"),
-    ("/", "search", "screen.search"),
-    ("v", "simple", "screen.advanced"),
-    ("w", "questions", "screen.questions"),
-    ("?", "help", "app.help"),
-    ("Esc", "close", "screen.back"),
-]
+
+
+def _keys(advanced: bool) -> list[Key]:
+    return [
+        ("Enter", "change", "screen.edit"),
+        ("d", "default", "screen.default"),
+        ("a", "apply", "screen.restart"),
+        ("/", "search", "screen.search"),
+        ("v", "simple" if advanced else "all", "screen.advanced"),
+        ("w", "questions", "screen.questions"),
+        ("?", "help", "app.help"),
+        ("Esc", "close", "screen.back"),
+    ]
+
+
 _TYPING: list[Key] = [("Enter", "keep", ""), ("F1", "help", "app.help"), ("Esc", "clear", "screen.back")]
 """The keys while a search is being typed, when letters are text."""
 
@@ -133,7 +138,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
             yield ChoiceList(id="rows", classes="box", markup=False)
             with VerticalScroll(id="about", classes="box", can_focus=False):
                 yield Static("", id="about-text", markup=False)
-            yield KeyBar(_KEYS)
+            yield KeyBar(_keys(self.advanced))
 
     def on_mount(self) -> None:
         """Read the rows."""
@@ -147,7 +152,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
 
     def on_descendant_focus(self) -> None:
         """Show the keys for the focused widget."""
-        self.query_one(KeyBar).put(_TYPING if isinstance(self.focused, Input) else _KEYS)
+        self.query_one(KeyBar).put(_TYPING if isinstance(self.focused, Input) else _keys(self.advanced))
 
     # Reading and showing
 
@@ -168,8 +173,10 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         wanted = self.query_one("#search", Input).value.casefold()
         matches = [row for row in self.rows if wanted in f"{row.key} {row.help}".casefold()]
         groups = [[row for row in matches if (row.key in SIMPLE) == simple] for simple in (True, False)]
+        more = len(groups[1])
         if not (self.advanced or wanted):
             groups[1] = []
+        where = "below" if groups[1] else "hidden, v shows them"
         self.listed = [row for group in groups for row in group]
         owner = next((row.owner for row in self.rows if row.owner), "")
         title = f"Settings of the model {owner}, and of the app" if owner else "Settings"
@@ -177,7 +184,10 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         width = max(listing.scrollable_content_region.width - 2, 40)
         listing.clear_options()
         for name, group in zip(("Simple", "Advanced"), groups, strict=True):
-            heading = Option(Content.styled(f"{name}  {len(group)}", "bold $accent"), disabled=True)
+            rest = f"  and {more} advanced, {where}" if name == "Simple" and more else ""
+            heading = Option(
+                Content.assemble((f"{name}  {len(group)}", "bold $accent"), (rest, "$muted")), disabled=True
+            )
             rows = [Option(row_line(row, width), id=row.key) for row in group]
             listing.add_options([heading, *rows] if rows else [])
         if self.listed:
@@ -269,6 +279,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
     def action_advanced(self) -> None:
         """All settings, or the simple ones alone."""
         self.advanced = not self.advanced
+        self.query_one(KeyBar).put(_keys(self.advanced))
         self._fill()
 
     def action_questions(self) -> None:

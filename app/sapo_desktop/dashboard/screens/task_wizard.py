@@ -350,13 +350,13 @@ class DraftScreen(Dialog[WizardResult | None]):
 
 def _rows(asked: Sequence[str], rows: Sequence[tuple[str, str]]) -> Content:
     """The first question as the model will read it, and the first rows with their answers."""
-    lines = [Content.styled("The model reads, of row 1:", "$muted")] if asked else []
+    lines = [Content.styled("The model reads, for example:", "$muted")] if asked else []
     lines += [Content.assemble(("| ", "$muted"), plain_text(line, 600)) for line in asked]
     lines += [Content("")] if asked else []
-    for number, (text, answer) in enumerate(rows, 1):
+    for text, answer in rows:
         lines += [
-            Content.assemble((f"{number}. ", "$muted"), plain_text(text, 300)),
-            Content.assemble(("   answer: ", "$muted"), (plain_text(answer, 300), "bold")),
+            Content.assemble(("- ", "$muted"), plain_text(text, 300)),
+            Content.assemble(("  answer: ", "$muted"), (plain_text(answer, 300), "bold")),
         ]
     return Content("\n").join(lines)
 

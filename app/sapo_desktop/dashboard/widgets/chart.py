@@ -85,7 +85,7 @@ def chart_legend(
 ) -> Content:
     """Every line with its current mean, the held-out mark, and the visible letters with their meanings.
 
-    Without enough room the meanings are dropped first, then the letters, then the figures; the line names stay.
+    Without enough room the letters are dropped first, then the figures; the line names stay.
     """
     with_mean = [
         (line, mean) for line in lines if (mean := line.series.tail_mean(line.smooth(view.smooth))) is not None
@@ -95,9 +95,8 @@ def chart_legend(
     held = [Content.styled(f"{glyphs.mark} held-out", style("mark"))] if any(m.y is not None for m in marks) else []
     letters = _letters(marks, axis)
     words = [Content.styled(f"{letter} {word}", style("mark")) for letter, word in letters]
-    short = [Content.styled("".join(letter for letter, _ in letters), style("mark"))] if letters else []
     wide = Content("  ").join(named + held + words)
-    tight = [named + held + words, named + held + short, named + held, named, bare]
+    tight = [named + held + words, named + held, named, bare]
     return _first_that_fits([wide, *(Content(" ").join(parts) for parts in tight)], room)
 
 

@@ -204,7 +204,7 @@ def header_line(
     if glyphs.ascii:
         mark = {"▶": ">", "✗": "x", "‖": "=", "■": "#", "…": "."}.get(mark, mark)
     right = f"{mark} {plain_text(sentence, 200)}"
-    since = f" · {format_age(seconds)}" if seconds >= 1 else ""
+    since = f" · {format_age(seconds)}" if seconds >= 1 and not state.finished else ""
     room_right = max(width - max(len(badge), 12) - 3 - len(since), 10)
     if state.gone and cell_len(right) > room_right:  # the log has the full sentence; the way out must not be cut
         right = f"{mark} Not working: 5 says why · space starts the node again"

@@ -72,14 +72,14 @@ def _room(words: dict[PhaseName, str]) -> int:
 def _progress(state: DashboardState, now: float, width: int, glyphs: GlyphSet) -> Content:
     phase = state.phase
     if phase is None or state.paused or state.absent:
-        return Content.styled(_idle(state, now), MUTED)
+        return Content.styled(shorten_phrases(_idle(state), width), MUTED)
     eta = f"eta {format_age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "eta unknown"
     text = f"{100 * phase.fraction:4.0f} %  {eta}"
     room = max(width - len(text) - 2, 4)
     return Content.assemble(draw_bar(phase.fraction, min(room, 40), glyphs, "$accent"), f"  {text}")
 
 
-def _idle(state: DashboardState, now: float) -> str:
+def _idle(state: DashboardState) -> str:
     if state.finished:
         return NEXT_STEP
     if state.absent and state.state not in ("stopped", "failed"):
@@ -87,7 +87,7 @@ def _idle(state: DashboardState, now: float) -> str:
     if state.state == "starting":
         return "The node is starting"
     if state.state == "paused":
-        return "Paused: the header says why"
+        return plain_text(state.sentence, 200)
     if state.state in ("stopped", "failed"):
         return "Not working: the log (5) says why"
     return "Between two rounds" if state.round is not None else "Waiting for the first round"

@@ -8,7 +8,9 @@ import asyncio
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from itertools import zip_longest
+from math import inf
 from types import TracebackType
+from typing import NamedTuple
 
 from sapo_backends.base import Engine, Sampling
 from sapo_backends.errors import BackendError
@@ -31,14 +33,25 @@ from sapo_swarm.types import Question, TaskRef
 
 LONGEST = 256
 """Longest answer in tokens to a person's own question, for a model whose training limit was not higher."""
+TIMES, SHORT = 4, 64
+"""A person's own question: once the trained model has ended, the base may write this many times as many tokens, or as many as
+this where that is more. Many bases never end by themselves, and a person waits for them."""
 MOST_OF_A_TASK = 100
 """Held-out questions per task that a chat goes through: the first ones, which the evaluations ask."""
 SHOWN = 400
 """Characters shown of a question; longer ones are cut in the middle."""
 
 
+UNSAVED = (
+    "The newest training is not saved yet: the trained model answers as it was before that. Press space to pause the node, which "
+    "saves, then open the chat again."
+)
+
+
 def too_early(model: Model) -> str:
     """Why base and trained model may well answer alike; "" where the newest evaluation tells them apart. Reads the journal."""
+    if history.rounds_told(model.folder) > model.rounds_done:
+        return UNSAVED
     if not model.rounds_done:
         return "Too early to differ: nothing is trained yet."
     return undecided_reason(history.load_history(model.folder).held_out)
@@ -111,21 +124,27 @@ class PairedChat:
             {
                 place: _continue(engine, engine.tokenizer.encode_chat(conversation), temperature, self._longest)
                 for place, engine in enumerate(self._engines)
-            }
+            },
+            TIMES,
         )
 
-    def _in_turns(self, writing: dict[int, Iterator[tuple[str, bool]]]) -> Generator[ChatChunk, None, dict[int, str]]:
-        """Pieces of each in turns until all are done; returns place -> the whole answer."""
+    def _in_turns(
+        self, writing: dict[int, Iterator[_AnswerSoFar]], times: float = inf
+    ) -> Generator[ChatChunk, None, dict[int, str]]:
+        """Pieces of each in turns until all are done; returns place -> the whole answer. times: see TIMES."""
         answers: dict[int, str] = {}
+        longest = inf
         while writing:
             for place in tuple(writing):
                 piece = next(writing[place], None)
-                if piece is None:
+                if piece is None or (place == 0 and not piece.ended and piece.tokens >= longest):
                     del writing[place]
-                else:
-                    text, cut = piece
-                    answers[place] = text
-                    yield ChatChunk(place, safe_text(text).strip(), cut)
+                if piece is None:
+                    continue
+                if place == 1 and piece.ended:
+                    longest = max(times * piece.tokens, SHORT)
+                answers[place] = piece.text
+                yield ChatChunk(place, safe_text(piece.text).strip(), piece.cut or place not in writing)
         return answers
 
     def next_held_out(self) -> Iterator[HeldOut | ChatChunk | Marks]:
@@ -222,8 +241,17 @@ def shown_question(question: Question) -> str:
     return text if len(text) <= SHOWN else f"{text[:half].rstrip()} … {text[-half:].lstrip()}"
 
 
-def _continue(engine: Engine, prompt: list[int], temperature: float, longest: int) -> Iterator[tuple[str, bool]]:
-    """The answer so far and whether it is cut there, in growing pieces. longest: in tokens."""
+class _AnswerSoFar(NamedTuple):
+    """tokens: of the text. ended: nothing follows. cut: it ended for want of room."""
+
+    text: str
+    tokens: int
+    ended: bool
+    cut: bool
+
+
+def _continue(engine: Engine, prompt: list[int], temperature: float, longest: int) -> Iterator[_AnswerSoFar]:
+    """An answer in growing pieces. longest: in tokens."""
     tokens: list[int] = []
     longest = min(longest, engine.info.context_length - len(prompt))
     ended = longest <= 0
@@ -233,4 +261,4 @@ def _continue(engine: Engine, prompt: list[int], temperature: float, longest: in
         tokens += piece.tokens
         stopped = piece.finish == "stop" or not piece.tokens
         ended = stopped or len(tokens) >= longest
-        yield engine.tokenizer.decode(tuple(tokens)), ended and not stopped
+        yield _AnswerSoFar(engine.tokenizer.decode(tuple(tokens)), len(tokens), ended, ended and not stopped)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-CUT = "[cut: no room for more]"
+CUT = "[cut here: it went on]"
 """Shown after an answer that did not end by itself."""
 NEXT = "/next"
 """Typed instead of a question: the next held-out one."""
+STOP = "/stop"
+"""On the input of `chat --json`: the answer being written ends here. What was asked after it follows."""
 ALL_ASKED = "These were all held-out questions of its tasks."
 
 
 class ChatChunk(NamedTuple):
-    """of: which of the two models, 0 is the base. text: its answer so far. cut: it ran out of room and ends here."""
+    """of: which of the two models, 0 is the base. text: its answer so far. cut: it did not end by itself and
+    is cut here."""
 
     of: int
     text: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ KEPT = 20
 """Questions that stay on the screen."""
 _WAITS = "Both answer greedily (temperature 0). Each question stands alone. If a node is training, it waits until you close this."
 _ASK = "Enter: the next held-out question; or type your own"
-_WAIT = "Not yet: the last question is still being answered. Press Enter again after it."
 _ASK_OWN = "ask something of the kind it is trained on, then Enter"
 LONGEST = 20_000
 """How many characters of an answer are shown."""
@@ -60,6 +60,9 @@ class ChatScreen(BaseScreen):
         self._line: ChatProcess | None = None
         self._said: list[ChatExchange] = []
         self._opening: tuple[list[Content], list[Content]] = ([], [])
+        self._typed: deque[str] = deque()
+        """Questions that wait until the models are loaded, or have stopped writing."""
+        self._problem = ""
         self._tally: Marks | None = None
         self._more = False
         self._complete = self._answering = False
@@ -71,7 +74,7 @@ class ChatScreen(BaseScreen):
                 with VerticalScroll(id=f"side-{place}", classes="box", can_focus=False) as box:
                     box.border_title = Content.styled(plain_text(title, 40), "bold")
                     yield Static("", id=f"text-{place}", markup=False)
-        yield Input(placeholder="loading both models …", id="question")
+        yield Input(placeholder="loading both models … you can type your question already", id="question")
 
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
         """The keys of this screen."""
@@ -108,28 +111,39 @@ class ChatScreen(BaseScreen):
         self._opening = [Content.styled(_WAITS, "$muted"), *why, Content("")], early
         self._draw()
         self.query_one("#question", Input).placeholder = _ASK if self._more else _ASK_OWN
-        if self._more:
-            self._begin(self._next(self._line))
+        self._typed = self._typed or deque([""])
+        self._done(False)
 
     @property
     def ready(self) -> bool:
-        """Whether Enter asks: both models are loaded and idle. The field accepts letters anyway; without it they would be
-        keys of the dashboard."""
+        """Whether Enter asks at once: both models are loaded and idle."""
         return self._line is not None and not self._answering
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Ask the typed question; with an empty field, the next held-out question."""
+        """Ask the typed question; with an empty field, the next held-out question. A question ends the answer being written."""
         event.stop()
-        if self._line is None or not self.ready:
-            if event.value.strip():
-                self.dashboard.say(_WAIT)
-            return
         question = event.value.strip()
-        if question:
-            event.input.value = event.input.value.removeprefix(event.value)  # keep what was typed after Enter
+        if self._problem or not (question or self.ready):
+            return
+        event.input.value = event.input.value.removeprefix(event.value)  # keep what was typed after Enter
+        if self.ready:
+            self._start(question)
+            return
+        self._typed.append(question)
+        self._draw()
+        if self._line is not None:
+            self.run_worker(self._stop(self._line), name="stop", group="chat", exit_on_error=True)
+
+    async def _stop(self, line: ChatProcess) -> None:
+        with suppress(*USER_ERRORS):  # who waits for the answer says it
+            await line.stop()
+
+    def _start(self, question: str) -> None:
+        """Ask it; without one, the next held-out question."""
+        assert self._line is not None
         if question and question != NEXT:
-            self._add(ChatExchange(question))
-            self._begin(self._ask(self._line, event.value))
+            self._add(exchange := ChatExchange(question))
+            self._begin(self._ask(self._line, exchange))
         elif self._more:
             self._begin(self._next(self._line))
         elif question:
@@ -144,15 +158,21 @@ class ChatScreen(BaseScreen):
         self._said = [*self._said[-KEPT + 1 :], exchange]
         self._draw()
 
-    async def _ask(self, line: ChatProcess, question: str) -> None:
+    def _done(self, complete: bool) -> None:
+        """The answer is written; ask what was typed meanwhile. complete: it may be rated."""
+        self._answering, self._complete = False, complete
+        while self._typed and not self._answering:
+            self._start(self._typed.popleft())
+
+    async def _ask(self, line: ChatProcess, exchange: ChatExchange) -> None:
         try:
-            async for chunk in line.ask(question):
-                self._said[-1].answers[chunk.of] = chunk
+            async for chunk in line.ask(exchange.question):
+                exchange.answers[chunk.of] = chunk
                 self._draw()
         except USER_ERRORS as error:
             self._complain(error)
             return
-        self._answering, self._complete = False, True
+        self._done(True)
 
     async def _next(self, line: ChatProcess) -> None:
         count = 0
@@ -169,10 +189,10 @@ class ChatScreen(BaseScreen):
         except USER_ERRORS as error:
             self._complain(error)
             return
-        self._answering, self._complete = False, count > 0
         if not count:
             self._more = False
             self.query_one("#question", Input).placeholder = f"these were all held-out questions; {_ASK_OWN}"
+        self._done(count > 0)
 
     def action_rate(self, good: bool) -> None:
         """The trained model's last answer was good, or bad; m makes a task of such answers."""
@@ -189,7 +209,7 @@ class ChatScreen(BaseScreen):
         glyphs = self.glyphs
         for place, label in enumerate(("base", self._called)):
             rows = [*self._opening[place]]
-            for exchange in self._said:
+            for exchange in (*self._said, *map(ChatExchange, self._typed)):
                 answer, marks, held_out = exchange.answers[place], exchange.marks, exchange.held_out
                 number = f"{held_out.number}  " if held_out else ""
                 rows += [Content.styled(f"> {number}{plain_text(exchange.question, 400)}", "$muted")]
@@ -218,6 +238,7 @@ class ChatScreen(BaseScreen):
             box.border_title = Content.styled(f"{plain_text(label, 40)}{score}", "bold")
 
     def _complain(self, error: Exception) -> None:
+        self._problem = str(error)
         self.query_one("#text-0", Static).update(Content.styled(plain_text(str(error), 600), "$warning"))
 
     def action_close(self) -> None:

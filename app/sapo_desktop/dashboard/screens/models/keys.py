@@ -136,7 +136,10 @@ class ModelKeys(BaseScreen):
         """Let the node go on with this model."""
         if (one := self.chosen) is not None:
             if one.model.record.id == self.shelf.training:
-                self.dashboard.say(f"The node trains {one.model.name} already")
+                if self.dashboard.state.resumable:
+                    self.dashboard.command("resume", f"Going on with {one.model.name}")
+                else:
+                    self.dashboard.say(f"The node trains {one.model.name} already")
                 return
             busy = "Finishing the round, then going on with" if self.shelf.training else "Starting the node with"
             self.do(self.actions.proceed(one.model.record.id), f"{busy} {one.model.name}")

@@ -242,6 +242,8 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
             return plain_text(self.shown.problem, 400)
         if self.filter != GroupFilter():
             return "No group fits the filter. Esc clears it."
+        if self.dashboard.state.before_practice:
+            return "Rollouts come with practice, after the examples."
         if self.dashboard.state.rounds:
             return "No group of these rounds is kept. How many rounds keep theirs: run.keep_groups in the settings."
         return "Nothing yet. The first round's questions and attempts appear here as soon as they are scored."

@@ -18,7 +18,7 @@ from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models import control
-from sapo_desktop.services.models.pieces import NEXT, ChatChunk, HeldOut, Marks, from_message
+from sapo_desktop.services.models.pieces import NEXT, STOP, ChatChunk, HeldOut, Marks, from_message
 from sapo_desktop.services.models.screen.interface import (
     ExportChoice,
     KeptRow,
@@ -76,6 +76,8 @@ async def _hold(home: Home, holder: int) -> bool:
         await supervisor.send_command(home, "hold", LEASE_S, holder)
     except NodeError:
         return False
+    if (model := await control.in_training(home)) is not None:
+        await control.unsaved_rounds(home, model)  # the node waits first, then saves
     return True
 
 
@@ -124,7 +126,7 @@ class ChatProcess:
     async def ask(self, question: str) -> AsyncIterator[ChatChunk]:
         """Each model's answer so far, until both are done. Raises AppError."""
         line = " ".join(question.split())
-        if not line:
+        if not line or line == STOP:
             return
         await self._write(line)
         while "done" not in (part := await self._read()):
@@ -138,6 +140,10 @@ class ChatProcess:
         await self._write(NEXT)
         while "done" not in (part := await self._read()):
             yield from_message(part)
+
+    async def stop(self) -> None:
+        """End the answer being written; who waits for it gets its end. Raises AppError."""
+        await self._write(STOP)
 
     async def _write(self, line: str) -> None:
         assert self._process.stdin is not None
