@@ -152,7 +152,7 @@ class ModelStore:
             self._untold += await asyncio.to_thread(self._news_of, going_back.as_saved(path, state))
             await self.tell()
         await self.bus.publish(*events)
-        again = f", and {len(redone)} after it done again from kept rollouts" if redone else ""
+        again = f", and {len(redone)} after it redone from kept rollouts" if redone else ""
         await self.bus.publish(LogLine(level="info", text=f"Resumed from checkpoint {state.rounds_done}{again}."))
         lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
         if lost:

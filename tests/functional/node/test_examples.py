@@ -249,4 +249,4 @@ def test_the_plan_counts_rounds_of_practice_after_the_phase(tmp_path: Path) -> N
     told = [e for e in read_only(folder / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
     assert sum(not e.examples for e in told) == 3
     refused = sapo(tmp_path, "node", *node_process.FAKE, "--rounds", "2")
-    assert "has 3 rounds already" in refused.stderr
+    assert "has 3 rounds of practice already" in refused.stderr

@@ -189,7 +189,7 @@ def _endless(initial: object, _cls: object, seed: int) -> fake.TablePolicy:
 
 def test_what_a_trial_left_out_is_told_beside_its_figures() -> None:
     lines = expectation.describe_expectation(trial(unfinished=12, left_out=8, greedy_asked=0))
-    assert "not asked in time at temperature 0" in lines[1]
+    assert "answered greedily (temperature 0, as in a chat) was not asked in time" in lines[1]
     assert lines[2].startswith("The trial ends after 60 s: 12 more answers were not at their end, 8 of 24 questions")
     partly = expectation.describe_expectation(trial(greedy_asked=5))
     assert "5 of 16 were answered at temperature 0" in partly[2]

@@ -293,7 +293,7 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     journal.append([evaluated(0, 0.3), evaluated(2, 0.4), evaluated(9, 0.9)])
     journal.close()
     record = record_of("mine", RunConfig(), tmp_path / "journal.db", 5)
-    assert (record.rounds, record.licence, record.swarm) == (5, "apache-2.0", False)
+    assert (record.trained, record.licence, record.swarm) == (TrainingCount(0, 5), "apache-2.0", False)
     assert record.held_out is not None
     assert record.held_out.pass_at_1 == 0.4
     assert not record.judged

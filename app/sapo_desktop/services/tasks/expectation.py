@@ -336,7 +336,7 @@ def describe_expectation(found: Expectation, kept: bool = False, time: TrainingF
             f"The most that an answer may have is {found.limit} tokens: --max-new-tokens sets it. {_unasked(found)}".strip(),
             _examples_sentence(found) if found.reference else "Shorter answers, or a faster model, could be tried.",
         ]
-    greedy = "not asked in time" if not found.greedy_asked else f"{100 * found.greedy:.1f} %"
+    greedy = "was not asked in time" if not found.greedy_asked else f"{100 * found.greedy:.1f} %"
     verdict = _verdict(found)
     return [
         verdict,
