@@ -79,7 +79,7 @@ def test_rounds_that_ran_here_tell_what_the_next_run_like_them_takes(tmp_path: P
     told = json.loads(sapo(tmp_path, "models", "show", "starter-1m", "--json").stdout)
     assert (told["measured"], told["rounds"]) == (True, 4)
     sapo(tmp_path, "config", "set", "run.max_new_tokens", "8")
-    assert "(estimated" in sapo(tmp_path, "models", "show", "starter-1m").stdout
+    assert "(a rough estimate" in sapo(tmp_path, "models", "show", "starter-1m").stdout
 
 
 @needs_torch
