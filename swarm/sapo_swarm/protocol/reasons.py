@@ -29,7 +29,7 @@ WORDS = {
     "logprob": "had text that this model would hardly ever write",
     "unlikely": "came from nodes that sent much text that this model would hardly ever write",
     "phrase": "had a phrase that spreads between nodes",
-    "repeats": "repeat the question before right answers, as too many did lately",
+    "repeats": "had the question again before right answers, as too many did lately",
     "other": "were refused for a reason that this version does not know",
 }
 """For every reason for which a node (receive) or a coordinator refuses a group."""

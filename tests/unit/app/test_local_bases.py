@@ -249,7 +249,9 @@ def test_with_a_network_the_recommended_ones_are_offered_with_their_minutes(
 ) -> None:
     monkeypatch.setattr(hub_cache, "why_away", lambda: "")
     here, remote, _ = _groups(app)
-    assert here.notes == ("LM Studio, Ollama, llama.cpp and the hub's cache hold no model that writes text.",)
+    assert here.notes == (
+        "None in the folders of LM Studio, Ollama, llama.cpp, the hub, nor in Downloads. Drop a GGUF file here.",
+    )
     by_name = {offer.value: offer for offer in remote.offers}
     assert {base.id for base in recommended.load_recommended_list().bases} == set(by_name)
     assert not any(offer.blocked for offer in remote.offers)
