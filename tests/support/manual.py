@@ -71,7 +71,7 @@ PLACES: tuple[tuple[str, type], ...] = (
     ("everywhere", SapoDashboard),
     ("1 dashboard", DashboardScreen),
     ("2 swarm", SwarmScreen),
-    ("the Aha trail", TrailDialog),
+    ("who solved what first", TrailDialog),
     ("an invite", JoinDialog),
     ("a swarm to join", FindDialog),
     ("the hosted swarm", HostedDialog),

@@ -33,6 +33,7 @@ from sapo_desktop.services.tasks.wizard.interface import (
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, Event, GreedyScore, RoundFinished, RunStarted
 from sapo_swarm.node.going_back import KeptState
+from sapo_swarm.node.training_count import TrainingCount
 
 FOLDER = Path("/home/me/models")
 INVITE = "sapo://192.0.2.7:8777/#t=00112233445566778899aabbccddeeff&s=aaaaaaaaaaaaaaaa"
@@ -108,10 +109,14 @@ class ScriptedModels:
 
     async def kept_states(self, id: str) -> KeptTable:
         states = (
-            KeptState(120, -90.0, "stop", -1, None, False, False, True),
-            KeptState(80, -7200.0, "rollback", 40, _evaluated(80, 0.61, 0.703), True, True, False),
-            KeptState(40, -9000.0, "evaluation", -1, _evaluated(40, 0.605, 0.64), False, False, False),
-            KeptState(0, -86400.0, "start", -1, _evaluated(0, 0.125, 0.109), False, False, False),
+            KeptState(120, -90.0, "stop", -1, None, False, False, True, TrainingCount(16, 63)),
+            KeptState(
+                80, -7200.0, "rollback", 40, _evaluated(80, 0.61, 0.703), True, True, False, TrainingCount(16, 24)
+            ),
+            KeptState(
+                40, -9000.0, "evaluation", -1, _evaluated(40, 0.605, 0.64), False, False, False, TrainingCount(16, 24)
+            ),
+            KeptState(0, -86400.0, "start", -1, _evaluated(0, 0.125, 0.109), False, False, False, TrainingCount()),
         )
         rows = tuple(KeptRow(state.round, going_back.kept_state_line(state, 0.0), state.current) for state in states)
         return KeptTable(going_back.kept_state_header(), rows, going_back.LEGEND)

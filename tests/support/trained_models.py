@@ -13,6 +13,7 @@ from sapo_desktop.services.machine import engines
 from sapo_desktop.services.models.exports import ExportSource, ModelCardRecord
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
+from sapo_swarm.node.training_count import TrainingCount
 from sapo_swarm.scoring.prompts import build_messages
 
 SHAPE = replace(SHAPES["tiny"], layers=3)
@@ -44,5 +45,7 @@ def trained(folder: Path, model: str, updates: int = 2, **settings: Any) -> Expo
     checkpoint = CheckpointStore(folder / "checkpoints", 1).write(engine, CheckpointInfo(updates, "stop")).path
     engine.close()
     return ExportSource(
-        config, checkpoint, ModelCardRecord(name="my model", base=model, tasks=config.tasks, rounds=updates)
+        config,
+        checkpoint,
+        ModelCardRecord(name="my model", base=model, tasks=config.tasks, trained=TrainingCount(0, updates)),
     )

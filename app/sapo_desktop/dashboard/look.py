@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import locale
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -416,11 +417,6 @@ def end_of(text: str, width: int) -> str:
     return f"…{text}"
 
 
-def format_after_round(rounds: int) -> str:
-    """The time of a measurement between two rounds. rounds: how many were done."""
-    return f"after round {rounds}" if rounds else "before training"
-
-
 def shorten_phrases(text: str, width: int) -> str:
     """Cut to `width` columns; whole phrases between middle dots are dropped first, from the end, then brackets at the end."""
     while cell_len(text) > width and " · " in text:
@@ -437,13 +433,25 @@ def base_name(model: str) -> str:
 
 
 def wrap_text(text: str, width: int) -> list[str]:
-    """Greedy wrapping at spaces, to `width` columns."""
+    """Greedy wrapping at spaces, to `width` columns; a path that is longer goes on after a slash."""
     lines = [""]
     for word in text.split():
-        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > width:
+        if cell_len(word) > width and "/" in word:
+            *full, rest = _path_lines(word, width)
+            lines = [*(lines if lines[-1] else lines[:-1]), *full, rest]
+        elif lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > width:
             lines.append(word)
         else:
             lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def _path_lines(path: str, width: int) -> list[str]:
+    lines = [""]
+    for part in re.findall(r"[^/]*/|[^/]+", path):
+        if lines[-1] and cell_len(lines[-1]) + cell_len(part) > width:
+            lines.append("")
+        lines[-1] += part
     return lines
 
 

@@ -63,7 +63,7 @@ def palette_commands(app: DashboardHost) -> Iterator[SystemCommand]:
     if app.settings_actions is not None:
         yield _of_app(app, "Settings", "Every setting, its value and where it comes from (F2)", "settings")
     if app.examine is not None:
-        yield _of_app(app, "Doctor", "What works on this machine, and what mends the rest (d)", "doctor")
+        yield _of_app(app, "Doctor", "What works on this machine, and how to fix the rest (d)", "doctor")
     yield _of_app(app, "Theme", "Night, day, high contrast and others", "change_theme")
     yield _of_app(app, "Help", "Keys and words (?)", "help")
     leaving = "Stop the node, or keep it working in the background (q)" if app.feed.controls else "Close this (q)"

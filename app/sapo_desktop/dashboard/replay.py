@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from sapo_desktop.dashboard.state import NodeLink, ReplayCaption, ReplayRewound
 from sapo_desktop.errors import CommandFailed, UsageError
 from sapo_swarm.events import Event, RoundFinished
+from sapo_swarm.node.training_count import TrainingCounts
 
 if TYPE_CHECKING:
     from sapo_desktop.dashboard.history.groups import GroupSource, RecordedGroups
@@ -196,5 +197,10 @@ def place_in(recording: Sequence[Event], text: str) -> float:
         return first + (last - first) * min(number, 100.0) / 100
     if unit or not number:  # "0" is the beginning
         return first + number * _SECONDS.get(unit, 0)
-    rounds = (event.time for event in recording if isinstance(event, RoundFinished) and event.round + 1 >= number)
+    counts = TrainingCounts.of(recording)
+    rounds = (
+        event.time
+        for event in recording
+        if isinstance(event, RoundFinished) and not event.examples and counts.done_in(event.round).rounds >= number
+    )
     return next(rounds, last)

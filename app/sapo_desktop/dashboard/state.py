@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from sapo_desktop.dashboard.history.run import ExternalContribution, RunMetrics, RunMilestone, add_milestones
 from sapo_desktop.dashboard.history.series import BoundedHistory
-from sapo_desktop.dashboard.look import format_after_round
 from sapo_desktop.services.against_base import describe_base_so_far, describe_difference, describe_greedy
 from sapo_desktop.services.swarms.trial import TrialProgress
 from sapo_swarm.events import (
@@ -38,6 +37,7 @@ from sapo_swarm.events import (
     Vitals,
 )
 from sapo_swarm.node.aha_trail import Trails, update_trails
+from sapo_swarm.node.training_count import TrainingCounts
 
 if TYPE_CHECKING:
     from sapo_desktop.dashboard.history.groups import GroupSource
@@ -139,9 +139,9 @@ class DashboardState(msgspec.Struct, frozen=True):
     vitals: Vitals | None = None
     round: RoundFinished | None = None
     rounds: int = 0
-    """Rounds finished in this run, as reported."""
-    examples_rounds: int = 0
-    """How many of those were examples rounds."""
+    """The running number of the weights, as reported."""
+    counts: TrainingCounts = field(default_factory=TrainingCounts)
+    """What is behind the running numbers: steps of examples and rounds of practice."""
     base_trial: TrialMeasured | None = None
     """How the untrained model did on training questions."""
     reading: ExamplesRead | None = None
@@ -176,8 +176,13 @@ class DashboardState(msgspec.Struct, frozen=True):
 
     @property
     def practised(self) -> int:
-        """Rounds of practice (without examples rounds); the planned number of rounds counts these."""
-        return self.rounds - self.examples_rounds
+        """Rounds of practice in the weights; the planned number of rounds counts these."""
+        return self.counts.now.rounds
+
+    @property
+    def examples_rounds(self) -> int:
+        """Steps of examples in the weights."""
+        return self.counts.now.steps
 
     @property
     def silo(self) -> bool:
@@ -237,6 +242,7 @@ class DashboardState(msgspec.Struct, frozen=True):
 
 def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardState:  # noqa: C901, PLR0912 - one case per event
     """The state after the event. Never raises on an event that decodes."""
+    state = _counted(state, event)
     match event:
         case NodeLink():
             if event.ended and not (state.link is not None and state.link.ended):
@@ -258,7 +264,7 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
         case FirstSuccess():
             state = _first_success(state, event)
         case Evaluated():
-            line = LogLine(seq=event.seq, time=event.time, level="info", text=evaluation_sentence(event))
+            line = LogLine(seq=event.seq, time=event.time, level="info", text=evaluation_sentence(event, state.counts))
             base = state.base or (None if event.round else event)
             latest = event if event.round or not event.belated or state.latest is None else state.latest
             state = replace(
@@ -301,21 +307,32 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
     return replace(state, newest=newest, moments=moments, trails=trails)
 
 
+def _counted(state: DashboardState, event: Event | NodeLink) -> DashboardState:
+    """The state with the steps and rounds up to this event; a start of a node has its own way."""
+    if not isinstance(event, RoundFinished | CheckpointSaved | ExternalSwitched):
+        return state
+    counts = state.counts.after(event)
+    return state if counts is state.counts else replace(state, counts=counts)
+
+
 def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
+    same = state.run is not None and state.run.run_id == event.run_id
+    counts = (state.counts if same else TrainingCounts()).after(event)
+    trained = f" {counts.now.when}" if counts.now.newest else ""
     line = LogLine(
         seq=event.seq,
         time=event.time,
         level="info",
-        text=f"{event.name or event.run_id} opened, round {event.round + 1} is next: "
+        text=f"{event.name or event.run_id} opened{trained}: "
         f"{event.model} on {event.device} ({event.backend}), "
         f"{event.algorithm}, {event.local_groups}/{event.external_groups} groups of {event.group_size}"
         + "".join(f"; {change}" for change in event.changed),
     )
-    if state.run is not None and state.run.run_id == event.run_id:
+    if same:
         return replace(
             state,
             run=event,
-            examples_rounds=event.examples_rounds,
+            counts=counts,
             trial=state.trial.after(event),
             phase=None,
             phases=(),
@@ -326,7 +343,7 @@ def _run_started(state: DashboardState, event: RunStarted) -> DashboardState:
             log=state.log.append(line),
         )
     fresh = DashboardState(run=event, link=state.link, log=state.log.append(line), solved=frozenset(event.solved))
-    fresh = replace(fresh, trial=fresh.trial.after(event), examples_rounds=event.examples_rounds)
+    fresh = replace(fresh, trial=fresh.trial.after(event), counts=counts)
     return replace(fresh, state=state.state, sentence=state.sentence, reason=state.reason, since=state.since)
 
 
@@ -363,7 +380,10 @@ def _first_success(state: DashboardState, event: FirstSuccess) -> DashboardState
     if event.node:
         return state
     line = LogLine(
-        seq=event.seq, time=event.time, level="info", text=f"First success at {event.task}, in round {event.round + 1}"
+        seq=event.seq,
+        time=event.time,
+        level="info",
+        text=f"First success at {event.task}, in round {state.counts.practice_round(event.round)}",
     )
     return replace(state, solved=state.solved | {event.task}, log=state.log.append(line))
 
@@ -377,7 +397,6 @@ def _round_finished(state: DashboardState, event: RoundFinished) -> DashboardSta
         state,
         round=event,
         rounds=event.round + 1,
-        examples_rounds=state.examples_rounds + (event.covers if event.examples else 0),
         round_time=event.time,
         round_seconds=sum(event.seconds.values()) / event.covers or None,
         tokens=state.tokens + event.tokens_generated,
@@ -409,10 +428,10 @@ def before_measurement(state: DashboardState) -> str:
     return f"{asked}. {rest}".strip() if asked else rest
 
 
-def evaluation_sentence(event: Evaluated) -> str:
-    """A held-out result, compared with the base."""
+def evaluation_sentence(event: Evaluated, counts: TrainingCounts) -> str:
+    """A held-out result, compared with the base. counts: to say when it was."""
     items = f"{event.items} items, T={event.temperature:g}"
-    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {format_after_round(event.round)} ({items})"
+    text = f"Held-out pass@1 {100 * event.pass_at_1:.1f} % {counts.at(event.round).when} ({items})"
     difference = describe_difference(event)
     at_0 = describe_greedy(event)
     return (f"{text}: {difference}" if difference else text) + (f"; {at_0}" if at_0 else "")

@@ -18,6 +18,7 @@ from sapo_desktop.services.swarms.trial import MEANINGS as SHARES
 from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
 from sapo_swarm.node.clock import format_age
+from sapo_swarm.node.training_count import TrainingCounts
 from sapo_swarm.protocol.reasons import in_words
 
 # A chart as a sentence: the metric's current value, its change, and its last values.
@@ -56,7 +57,7 @@ def _change(series: Series, clock: RoundClock, now: float, share: bool, smooth: 
     first, last = series.first_x, series.last_x
     if span is None or first is None or last is None or last - first < 2:
         return ""
-    when, place = f"in round {first:.0f}", first
+    when, place = "at the start", first
     for seconds, words in _AGO:
         then = clock.round_at(span[1] - seconds)
         if then is not None and span[1] - seconds >= span[0] and then >= first:
@@ -118,9 +119,9 @@ def dashboard_facts(state: DashboardState, now: float) -> list[str]:
         rows.append(trend_sentence(name, line.series, figures.clock, True, smooth))
     rows += _held_out(state)
     if state.round is not None:
-        rows += [round_sentence(state.round, state.examples_rounds), _updated(state.round)]
+        rows += [round_sentence(state.round, state.counts), _updated(state.round)]
     rows += [*_marks(state, now), _machine(state)]
-    rows += [group_sentence(event) for event in state.groups.newest(3)]
+    rows += [group_sentence(event, state.counts) for event in state.groups.newest(3)]
     return [speakable_text(row) for row in rows]
 
 
@@ -130,7 +131,7 @@ def _held_out(state: DashboardState) -> list[str]:
         so_far = plain_text(before_measurement(state), 400)
         return [f"Held-out: no measurement yet. {so_far or 'The first one is the base to compare with'}"]
     before = base_scores(latest)
-    rows = [evaluation_sentence(latest)]
+    rows = [evaluation_sentence(latest, state.counts)]
     scores = []
     for score in latest.tasks:
         base = before.get(score.task)
@@ -140,18 +141,20 @@ def _held_out(state: DashboardState) -> list[str]:
     return [*rows, "By task: " + "; ".join(scores)] if scores else rows
 
 
-def round_sentence(event: RoundFinished, examples_rounds: int = 0) -> str:
-    """The metrics of one round. examples_rounds: rounds of examples so far, which are counted separately."""
+def round_sentence(event: RoundFinished, counts: TrainingCounts) -> str:
+    """The metrics of one round, or of a step of examples, which are counted separately."""
+    done = counts.done_in(event.round)
     if event.examples:
-        return f"Examples, step {examples_rounds}: {event.examples} right answers imitated, {sum(event.seconds.values()):.1f} s"
+        return (
+            f"Examples, step {done.steps}: {event.examples} right answers imitated, {sum(event.seconds.values()):.1f} s"
+        )
     external = "" if event.reward_external is None else f", external {event.reward_external:.2f}"
     local = "none" if event.reward_local is None else f"{event.reward_local:.2f}"
     taken = (
         f", {event.external_groups} of up to {event.external_wanted} external groups" if event.external_wanted else ""
     )
-    number = event.round + 1 - examples_rounds
     return (
-        f"Round {number}: local reward {local}{external}; unequal rewards in {event.nonzero_groups} of "
+        f"Round {done.rounds}: local reward {local}{external}; unequal rewards in {event.nonzero_groups} of "
         f"{event.local_groups} local groups{taken}; {sum(event.seconds.values()) / max(event.covers, 1):.1f} s"
     )
 
@@ -164,9 +167,11 @@ def _updated(event: RoundFinished) -> str:
 
 
 def _marks(state: DashboardState, now: float) -> list[str]:
+    newest = state.moments[-NEWEST:]
+    places = [state.counts.at(round(moment.round)).newest or "the start" for moment in newest]
     marks = [
-        f"{MEANINGS[moment.letter]} at round {moment.round:.0f}, {format_clock_time(moment.time, now)}"
-        for moment in state.moments[-NEWEST:]
+        f"{MEANINGS[moment.letter]} at {place}, {format_clock_time(moment.time, now)}"
+        for moment, place in zip(newest, places, strict=True)
     ]
     return ["Marked in the charts, the newest last: " + "; ".join(marks)] if marks else []
 
@@ -183,7 +188,7 @@ def _machine(state: DashboardState) -> str:
     return "Machine: " + ", ".join(part for part in parts if part)
 
 
-def group_sentence(event: GroupRecorded) -> str:
+def group_sentence(event: GroupRecorded, counts: TrainingCounts) -> str:
     """One group of rollouts."""
     rewards = event.group.rewards
     mean = sum(rewards) / len(rewards) if rewards else 0.0
@@ -192,7 +197,8 @@ def group_sentence(event: GroupRecorded) -> str:
     first = ", first success at this task" if event.first_solved else ""
     best = f", best answer {best_answer(event)}" if event.group.rollouts else ""
     task = plain_text(event.group.question.ref.dataset, 60)
-    return f"Round {event.round + 1}, {task}, {source}: {right} of {len(rewards)} right, reward {mean:.2f}{first}{best}"
+    place = f"Round {counts.practice_round(event.round)}, {task}, {source}"
+    return f"{place}: {right} of {len(rewards)} right, reward {mean:.2f}{first}{best}"
 
 
 def rollout_facts(state: DashboardState, number: int = 0) -> list[str]:
@@ -203,18 +209,18 @@ def rollout_facts(state: DashboardState, number: int = 0) -> list[str]:
     if number:
         if number > len(newest):
             return [f"There are {len(newest)} groups here. All of the journal: rollouts"]
-        return _in_full(newest[number - 1])
-    rows = [f"{place}. {group_sentence(event)}" for place, event in enumerate(newest, 1)]
+        return _in_full(newest[number - 1], state.counts)
+    rows = [f"{place}. {group_sentence(event, state.counts)}" for place, event in enumerate(newest, 1)]
     return [speakable_text(row) for row in rows] + [
         "3 and a number reads one in full; rollouts --help filters all of them"
     ]
 
 
-def _in_full(event: GroupRecorded) -> list[str]:
+def _in_full(event: GroupRecorded, counts: TrainingCounts) -> list[str]:
     """The question and the attempts, each attempt under its verdict."""
     group = event.group
     used = "trained on" if event.trained else "not trained on"
-    rows = [group_sentence(event), f"It was {used}. The question:", *text_lines(group.question.prompt)]
+    rows = [group_sentence(event, counts), f"It was {used}. The question:", *text_lines(group.question.prompt)]
     for place, rollout in enumerate(group.rollouts, 1):
         rows.append(
             f"Attempt {place} is {verdict_words(rollout)}, reward {rollout.reward:.2f}, {rollout.tokens} tokens:"
@@ -247,7 +253,7 @@ def swarm_facts(state: DashboardState, now: float) -> list[str]:
     rows.append(f"Sent, not taken: {'; '.join(in_words(swarm.refused, swarm.made)) or 'none'}")
     rows += _peers(swarm)
     trails = [f"{plain_text(trail.task, 60)}: {', '.join(trail_steps(trail))}" for trail in in_order(state)]
-    rows += [f"Aha trail. {CAUSE}", *trails] if trails else []
+    rows += [f"First solved. {CAUSE}", *trails] if trails else []
     return [speakable_text(row) for row in rows if row]
 
 

@@ -23,7 +23,7 @@ KEYS = """\
 Type one of these and Enter.
 Enter alone: what goes on now.
 1: the dashboard: rewards, held-out score, the round, the machine.
-2: the swarm: shares, peers, what was taken and why not, the Aha trail.
+2: the swarm: shares, peers, what was taken and why not, who solved what first.
 3: the newest rollouts; 3 and a number reads one in full.
 4: your models.
 5: the log; 5 and a word: its lines with that word.
@@ -120,7 +120,7 @@ class LinearSession:
             if state.log is not before.log and last is not None and self._news != "none":
                 self._tell(f"{'' if last.level == 'info' else last.level + ': '}{last.text}")
             if isinstance(event, RoundFinished) and self._news == "rounds":
-                self._tell(facts.round_sentence(event, state.examples_rounds))
+                self._tell(facts.round_sentence(event, state.counts))
         self._follow_caption()
         if not self._told_where and state.run is not None:
             if self._timer is not None:

@@ -63,6 +63,14 @@ def unpaired_reason(event: Evaluated | GreedyScore) -> str:
     )
 
 
+def describe_practice(before: Evaluated, after: Evaluated) -> str:
+    """Whether practice changed what the examples had reached. Two results with intervals that overlap count as equal."""
+    text = f"Practice: held-out {100 * before.pass_at_1:.1f} % before it, {100 * after.pass_at_1:.1f} % after it"
+    if before.low <= after.high and after.low <= before.high:
+        return f"{text}: no measurable change"
+    return f"{text}: {100 * (after.pass_at_1 - before.pass_at_1):+.1f} points"
+
+
 def describe_greedy(event: Evaluated) -> str:
     """The result at temperature 0, as a chat answers, and how it compares with the base's; "" in journals without one."""
     if (score := event.greedy) is None:

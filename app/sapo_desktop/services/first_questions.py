@@ -15,7 +15,7 @@ Check = Callable[[str], Awaitable[str]]
 """A model on the hub, or the typed text -> why it cannot be used, "" when it can."""
 OTHER = "another"
 """The answer for a typed model."""
-LIST = "a real one"
+LIST = "from a list"
 """The answer for a model chosen from the list of those that are here or can be downloaded."""
 
 

@@ -32,7 +32,7 @@ SIMPLE = frozenset(
 )
 """Settings that a person may want to change without knowing how training works."""
 
-NEVER = "never: it is part of what this model is. For another: screen 4, then n"
+NEVER = "it is part of what this model is. For a model with another: screen 4, then n"
 
 
 @dataclass(frozen=True)

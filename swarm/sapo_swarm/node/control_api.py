@@ -18,6 +18,7 @@ import msgspec
 from sapo_swarm.config import RunConfig, settings_of_today
 from sapo_swarm.errors import SwarmError
 from sapo_swarm.events import Event, PhaseName, State, decode_event
+from sapo_swarm.node.training_count import TrainingCount
 from sapo_swarm.types import UNREADABLE
 
 # How the control API travels: a Unix socket, or loopback TCP with a token if there are none (Windows).
@@ -171,7 +172,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """What the node does now. since: Unix time of the last state change; eta_s: -1 unknown; seq: newest stored.
 
     external: why no external groups are taken, "" if they are taken or there are none. name: of the model. disk: bytes of its
-    folder when last measured; disk_budget: its limit, 0 = none.
+    folder when last measured; disk_budget: its limit, 0 = none. round, rounds_planned: running numbers of the journal; trained:
+    what people read, None from older versions.
     """
 
     state: State
@@ -197,6 +199,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     name: str = ""
     disk: int = 0
     disk_budget: int = 0
+    trained: TrainingCount | None = None
 
 
 class ProblemDetails(msgspec.Struct, frozen=True):

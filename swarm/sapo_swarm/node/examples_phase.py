@@ -494,7 +494,7 @@ def why_over(readings: Sequence[ExamplesRead]) -> str:
     last = readings[-1]
     share = last.right / last.items if last.items else 0.0
     if last.items and share >= ENOUGH_RIGHT:
-        return "nearly all rows set aside are right"
+        return f"{'all' if last.right == last.items else 'nearly all'} rows set aside are right"
     if last.seconds >= LONG_S and without_gain(readings):
         return f"it has taken {format_duration(LONG_S)}, and the last reading brought nothing more"
     if last.passes >= MOST_PASSES:

@@ -34,6 +34,7 @@ from sapo_swarm.node.checkpoints import (
 )
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.node.resume_log import ResumeHeader, UpdateLog
+from sapo_swarm.node.training_count import LINEAGE, TrainingCount, TrainingCounts
 from sapo_swarm.sapo import held_out_tripwire
 from sapo_swarm.tasks.catalogue import UnknownTask
 from sapo_swarm.tasks.own.spec import BadTask
@@ -43,6 +44,8 @@ BEFORE = "before rollback"
 """Reasons a checkpoint was saved: it holds restored weights; or it keeps those they replaced."""
 EXPORTS = "exports"
 """Folder for what a person exported from the model; not part of the disk budget."""
+KINDS = tuple(dict.fromkeys((*held_out_tripwire.KINDS, *LINEAGE)))
+"""Kinds of events that kept_states() and told_afterwards() read."""
 
 
 class CannotGoBack(Exception):
@@ -54,8 +57,8 @@ class KeptState:
     """A kept checkpoint, for people. time: when it was saved, Unix. reason: why (events.CheckpointSaved); restored: see
     there.
 
-    evaluated: its newest held-out result. best, best_greedy: no other kept checkpoint did better on the current questions, at
-    the training temperature and at 0. current: these are the model's weights.
+    trained: what led to its weights. evaluated: its newest held-out result. best, best_greedy: no other kept checkpoint did
+    better on the current questions, at the training temperature and at 0. current: these are the model's weights.
     """
 
     round: int
@@ -66,6 +69,7 @@ class KeptState:
     best: bool
     best_greedy: bool
     current: bool
+    trained: TrainingCount
 
 
 def checkpoints_of(model: Path, config: RunConfig) -> CheckpointStore:
@@ -116,7 +120,7 @@ def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | Non
         if number in fair and (at_0 := fair[number].greedy) is not None
     }
     best, best_greedy = (_newest_best(results) for results in (sampled, greedy))
-    states = []
+    states, counts = [], TrainingCounts.of(events)
     for number, path in path_by_round.items():
         event = saved.get(number)
         states.append(
@@ -129,6 +133,7 @@ def kept_states(paths: Sequence[Path], events: Sequence[Event], items: int | Non
                 number == best,
                 number == best_greedy,
                 path == paths[-1],
+                counts.at(number),
             )
         )
     return states
@@ -173,7 +178,7 @@ def copy_state(
     source = next((path for path in checkpoints.complete() if rounds_of(path) == target), None)
     if source is None:
         available = ", ".join(str(rounds_of(path)) for path in checkpoints.complete())
-        raise CannotGoBack(f"There is no checkpoint of round {target}. Kept are those of rounds {available}.")
+        raise CannotGoBack(f"There is no checkpoint {target}. Kept are these: {available}.")
     try:
         state = read_state(source)
     except CheckpointCorrupt as error:
@@ -184,7 +189,7 @@ def copy_state(
         raise CannotGoBack("This model has no trained weights of its own: there is nothing to go back to.")
     if state.weights == now_state.weights:
         raise CannotGoBack(
-            f"The weights of round {target} are those that the model has now (round {rounds_of(now)}). Nothing was done."
+            f"Checkpoint {target} has the weights that the model has now (checkpoint {rounds_of(now)}). Nothing was done."
         )
     moment = CheckpointInfo(
         now_state.rounds_done + 1, REASON, tuple(solved), now_state.rollbacks, parent=state.weights, restored=target
@@ -195,18 +200,16 @@ def copy_state(
 def told_afterwards(saved: SavedCheckpoint, events: Iterable[Event], items: int | None) -> list[Event]:
     """What the journal records of going back: the checkpoint, the figures of the weights if known, and a sentence. events: of
     the journal; items: see comparable_evaluations()."""
+    events = list(events)
     back, before = saved.state.restored, saved.state.rounds_done - 1
+    trained = TrainingCounts.of(events).at(back)
     sentence = (
-        f"Back at the weights after {_rounds(back)}; that counts as round {before + 1}. "
-        f"The state before is kept as round {before}."
+        f"Back at the weights of checkpoint {back} ({trained}); they are checkpoint {before + 1} now. "
+        f"The state before is kept as checkpoint {before}."
     )
     evaluation = comparable_evaluations(events, items).get(back)
     again = [msgspec.structs.replace(evaluation, seq=0, time=0.0, round=before + 1, seconds=0.0)] if evaluation else []
     return [told_of(saved), *again, LogLine(level="info", text=sentence)]
-
-
-def _rounds(number: int) -> str:
-    return f"{number} round{'' if number == 1 else 's'}"
 
 
 def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> SavedCheckpoint:
@@ -229,7 +232,7 @@ def go_back_on_disk(model: Path, config: RunConfig, target: int, name: str) -> S
                 f"The node of {name} was killed, and what it did last is not in a checkpoint yet. Start it once "
                 f"(sapo-desktop node {name}), so that nothing is lost, then go back."
             )
-        events, items = journal.read(kinds=held_out_tripwire.KINDS), items_of(config)
+        events, items = journal.read(kinds=KINDS), items_of(config)
         if items is None:  # the best ones are unknown: all stay
             checkpoints.pinned = tuple(map(rounds_of, checkpoints.complete()))
         else:

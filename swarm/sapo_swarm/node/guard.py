@@ -146,12 +146,14 @@ class RollbackGuard:
         path, _ = checkpoint
         before, after, verdict = await self._compared(path, rounds_done, best.items if best.looked else 0, on_progress)
         was, now, count = held_out_tripwire.mean_pass_rate(before), held_out_tripwire.mean_pass_rate(after), len(after)
-        figures = f"{_percent(was)} with the weights of round {rounds_of(path)}, {_percent(now)} now, {count} questions"
+        figures = (
+            f"{_percent(was)} with the weights of checkpoint {rounds_of(path)}, {_percent(now)} now, {count} questions"
+        )
         if verdict != "harm":
             await self._publish(self._cleared(rounds_done, verdict, figures, was, now, count))
             return
         sentence = (
-            f"Groups of others are not taken any more and the weights of round {rounds_of(path)} are back, because "
+            f"Groups of others are not taken any more and the weights of checkpoint {rounds_of(path)} are back, because "
             f"held-out pass@1 fell ({figures}). Take them again: {AGAIN}"
         )
         await self._publish(

@@ -21,7 +21,6 @@ from sapo_swarm.events import (
     EPHEMERAL,
     CheckpointSaved,
     Event,
-    ExternalSwitched,
     GroupRecorded,
     RoundFinished,
     RunStarted,
@@ -234,26 +233,6 @@ def leads_here(events: Sequence[Event]) -> Callable[[int], bool]:
             last = steps[number]
     ends.append((0, last))
     return lambda rounds: any(first <= rounds <= end for first, end in ends)
-
-
-LINEAGE = ("round", "checkpoint", "external")
-"""Kinds of events that rounds_in_weights() reads."""
-
-
-def rounds_in_weights(events: Sequence[Event]) -> tuple[int, int, int]:
-    """(rounds of examples, rounds of practice, rounds that a person or the tripwire rolled back): the first two are in the
-    current weights. events: of a journal, in order."""
-    leads, rounds, trained = leads_here(events), list[RoundFinished](), 0
-    for event in events:
-        if isinstance(event, RoundFinished):
-            rounds.append(event)
-            trained += event.covers
-        elif isinstance(event, ExternalSwitched) and event.by == "tripwire" and not event.taking:
-            rounds = [earlier for earlier in rounds if earlier.round < event.restored]
-    kept = [event for event in rounds if leads(event.round + 1)]
-    examples = sum(event.covers for event in kept if event.examples)
-    practice = sum(event.covers for event in kept if not event.examples)
-    return examples, practice, trained - examples - practice
 
 
 def decode_event_row(body: object) -> Event | None:

@@ -237,15 +237,26 @@ def _merge_level(db: sqlite3.Connection, level: int, before: int, most: int) -> 
 
 
 def _merge_block(db: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> int:
-    """Merge the rows into one in place of the last; rows that cannot be read stay as they are."""
+    """Merge the rows into one in place of the last; rows that cannot be read stay as they are, and so do limits between
+    examples and practice and gaps in the numbers: what led to the weights is counted from these records."""
     rounds = [(seq, event) for seq, _, body in rows if isinstance(event := decode_event_row(body), RoundFinished)]
-    if len(rounds) < 2:
-        return 0
-    event = merge_rounds([event for _, event in rounds])
-    *others, last = [seq for seq, _ in rounds]
-    db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
-    db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode_event(event), last))
-    return 1
+    pieces: list[list[tuple[int, RoundFinished]]] = []
+    for seq, event in rounds:
+        before = pieces[-1][-1][1] if pieces else None
+        joins = before is not None and before.round == event.round - event.covers
+        if before is not None and joins and bool(before.examples) == bool(event.examples):
+            pieces[-1].append((seq, event))
+        else:
+            pieces.append([(seq, event)])
+    merged = 0
+    for piece in pieces:
+        if len(piece) > 1:
+            event = merge_rounds([event for _, event in piece])
+            *others, last = [seq for seq, _ in piece]
+            db.executemany("DELETE FROM events WHERE seq = ?", [(seq,) for seq in others])
+            db.execute("UPDATE events SET round = ?, body = ? WHERE seq = ?", (event.round, encode_event(event), last))
+            merged += 1
+    return merged
 
 
 def _best_so_far(db: sqlite3.Connection) -> set[int]:

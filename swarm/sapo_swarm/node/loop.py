@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from sapo_swarm.node.governor import run_control as wishes
 from sapo_swarm.node.governor.machine import GovernorTicker, run_governor
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.guard import RollbackGuard, evaluated_after
-from sapo_swarm.node.journal import LINEAGE, EventBus, Journal, JournalError, rounds_in_weights
+from sapo_swarm.node.journal import EventBus, Journal, JournalError
 from sapo_swarm.node.journal_thinning import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
@@ -44,8 +45,10 @@ from sapo_swarm.node.setup import (
     require_held_out,
     round_context,
 )
+from sapo_swarm.node.training_count import LINEAGE, TrainingCount, TrainingCounts
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.types import TaskRef
 
 # Opening a model: the engine is loaded, the base is asked the questions it has not answered, the trained weights are
@@ -60,10 +63,6 @@ STEP_S = 0.1
 def shown_base(model: str) -> str:
     """A base in a sentence: a file or folder by its own name, without its path."""
     return os.path.basename(model.rstrip("/\\")) or model if os.path.isabs(model) else model
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @dataclass
@@ -227,7 +226,7 @@ class Node:
         self.store = ModelStore(setup.folder, self.config, self.host, self.journal, self.bus)
         self.firsts = aha_trail.FirstSuccesses()
         self.examples = ExamplesPhase(self.journal, self.bus, setup.folder, setup.written, setup.trials)
-        self.stalled = StallDetector()
+        self.stalled = StallDetector(presets=any(task in CATALOGUE for task in setup.config.tasks))
         self.retention = JournalRetention(self.journal, self.config.keep_groups)
         self.guard: RollbackGuard | None = None
         self._left_by_swarm = False
@@ -239,16 +238,18 @@ class Node:
         """Why there is nothing left to learn, until the pause that follows."""
         self._back: tuple[int, asyncio.Future[None]] | None = None
         """Rounds of the checkpoint that a person wants to go back to, and the future that waits for it."""
+        self.counts = TrainingCounts()
+        """What the weights were trained with, and those of earlier checkpoints."""
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that led to the weights."""
+        """The running number of the weights: of all steps and rounds, and of every time that earlier weights were restored."""
         return self.store.rounds_done
 
     @property
     def practised(self) -> int:
-        """The rounds of practice among them, which count towards the planned rounds."""
-        return self.rounds_done - self.examples.steps
+        """The rounds of practice that led to the weights, which count towards the planned rounds."""
+        return self.counts.at(self.rounds_done).rounds
 
     # -- what the control server and the CLI call ---------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class Node:
             backend=loaded.backend if loaded else config.trainer,
             device=loaded.device if loaded else config.device,
             round=self.rounds_done,
-            rounds_planned=config.rounds + self.examples.steps if config.rounds else 0,
+            rounds_planned=config.rounds + self.rounds_done - self.practised if config.rounds else 0,
             phase=now.phase if now.state in ("running", "finishing") else None,
             phase_fraction=now.fraction,
             eta_s=now.eta_s,
@@ -280,6 +281,7 @@ class Node:
             started=self._started,
             version=self.setup.version,
             external=self.guard.watch.sentence if self.guard else "",
+            trained=self.counts.at(self.rounds_done),
         )
 
     def command(self, verb: str, for_s: float = 0.0, holder: int = 0) -> None:
@@ -354,18 +356,14 @@ class Node:
                 raise
             return "Stopped before the model was open; nothing of it is lost."
         await self._run_rounds(context, examiner)
-        if self.examples.steps:
-            return await self._ended_after_examples()
-        return f"Stopped after round {self.rounds_done}."
+        now, undone = self.counts.at(self.rounds_done), self.counts.undone
+        were = "was" if undone.steps + undone.rounds == 1 else "were"
+        lost = f"; {undone} more {were} rolled back" if undone != TrainingCount() else ""
+        return f"Stopped {f'after {now}' if now.steps else now.when}{lost}."
 
-    async def _ended_after_examples(self) -> str:
-        """How a run with examples ended: what is in the weights, and what was rolled back."""
-        steps, rounds, undone = self.examples.steps, self.practised, 0
-        with contextlib.suppress(JournalError):
-            steps, rounds, undone = rounds_in_weights(await asyncio.to_thread(self.journal.read, 0, LINEAGE))
-        ended = f"Stopped after {_count(steps, 'step')} of examples and {_count(rounds, 'round')} of practice"
-        lost = f"; {_count(undone, 'more round')} {'was' if undone == 1 else 'were'} rolled back"
-        return f"{ended}{lost if undone else ''}."
+    async def _recount(self) -> None:
+        """Count again after a start or after earlier weights were restored. Raises JournalError."""
+        self.counts = TrainingCounts.of(await asyncio.to_thread(self.journal.read, 0, LINEAGE))
 
     async def _open(self, scorer: Scorer) -> tuple[RoundContext, Evaluator]:
         """Load the engine, restore the newest intact checkpoint, announce the run. Raises Cancelled after a stop."""
@@ -393,6 +391,7 @@ class Node:
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha_trail.KINDS)))
         memory = await asyncio.to_thread(restore_replay_buffer, config, self.journal, self.store.rounds_done)
         await self.examples.open(self.store.rounds_done)
+        await self._recount()
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
         await opening.announce(setup, config, info, self.store, self.examples.steps, notes)
         await guard.open(self.store.rollbacks)  # the announced session may ask other held-out questions
@@ -409,8 +408,9 @@ class Node:
         if not self.examples.trial_due(context, self.rounds_done):
             await self._owe_evaluation()
         while not run_control.requests.stop and not await self._complete(context, examiner):
-            context = replace(context, examples_rounds=self.examples.steps)
-            run_control.tell(self.examples.doing(self.config), self.examples.steps, self.stalled.notice)
+            before = self.rounds_done - self.practised
+            context = replace(context, examples_rounds=self.examples.steps, before_practice=before)
+            run_control.tell(self.examples.doing(self.config), before, self.stalled.notice)
             try:
                 if self._back is not None:
                     work = await self._go_back(examiner, work, self._back[0])
@@ -554,6 +554,7 @@ class Node:
         try:
             await examiner.discard_newest()
             await self.store.tell()
+            await self._recount()
             # What was learned about the replaced weights no longer counts.
             await self._guarded.open(self.store.rollbacks)
             if examiner.regular:
@@ -675,6 +676,7 @@ class Node:
         if work.stats is not None and work.round == self.rounds_done and work.examples:
             done = self.examples.finished(work)
             await asyncio.to_thread(self.store.finished, work, [done], set(self.store.solved))
+            self.counts = self.counts.after(done)
             self.examples.trained(done)
             work.untold = (done,)
         elif work.stats is not None and work.round == self.rounds_done:
@@ -683,6 +685,7 @@ class Node:
                 stamp_round(record_round(work, external_wanted, solved), time.time()), work.external or ()
             )
             await asyncio.to_thread(self.store.finished, work, events, solved)
+            self.counts = functools.reduce(TrainingCounts.after, events, self.counts)
             work.untold = (*events, *self._swarm_news(work), *cut_off(work.completions or [], work.round))
             for event in events:
                 work.untold += tuple(self.stalled.after(event)) if isinstance(event, RoundFinished) else ()
@@ -709,6 +712,7 @@ class Node:
         doing = "Looking closer at a held-out result that fell"
         await self._guarded.attend(self.rounds_done, self._evaluating(doing))
         await self.store.tell()
+        await self._recount()
         self.bus.stream(self.activity.end(doing))
 
     def _evaluating(self, sentence: str) -> Callable[[float], None]:

@@ -37,7 +37,6 @@ from sapo_swarm.node.resume_log import (
     restore_round,
 )
 from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.sapo import held_out_tripwire
 
 DAY_S = 86400.0
 BYTES_A_DAY = 10 * 10**9
@@ -153,16 +152,14 @@ class ModelStore:
             self._untold += await asyncio.to_thread(self._news_of, going_back.as_saved(path, state))
             await self.tell()
         await self.bus.publish(*events)
-        again = f", {len(redone)} of them redone from kept rollouts" if redone else ""
-        await self.bus.publish(
-            LogLine(level="info", text=f"Resumed after round {self.rounds_done}{again} ({path.name}).")
-        )
+        again = f", and {len(redone)} after it redone from kept rollouts" if redone else ""
+        await self.bus.publish(LogLine(level="info", text=f"Resumed from checkpoint {state.rounds_done}{again}."))
         lost = await asyncio.to_thread(self.journal.roll_back, self.rounds_done)
         if lost:
             resume_log.delete_in_flight(self.folder)
             sentence = (
-                f"{lost} round{'s' if lost > 1 else ''} after round {self.rounds_done} had not reached the disk when the node "
-                "ended: taken back in the history, training goes on from there."
+                f"The last {f'{lost} rounds' if lost > 1 else 'round'} of training had not reached the disk when the node ended: "
+                "taken back in the history, training goes on from there."
             )
             await self.bus.publish(LogLine(level="warning", text=sentence))
 
@@ -198,10 +195,10 @@ class ModelStore:
         count = sum(bool(c.tokens) for question in saved.questions for c in question.completions)
         if work is None:
             await asyncio.to_thread(resume_log.delete_in_flight, self.folder)
-            text = f"{count} begun rollouts of round {saved.round + 1} do not fit the settings of now and are left out."
+            text = f"{count} begun rollouts of the last round do not fit the settings of now and are left out."
             await self.bus.publish(LogLine(level="info", text=text))
             return RoundWork(self.rounds_done)
-        text = f"{count} rollouts of round {saved.round + 1} were kept and are used."
+        text = f"{count} rollouts of the unfinished round were kept and are used."
         await self.bus.publish(LogLine(level="info", text=text))
         return work
 
@@ -227,7 +224,7 @@ class ModelStore:
         if saved.state.restored < 0:
             return [going_back.told_of(saved)]
         return going_back.told_afterwards(
-            saved, self.journal.read(kinds=held_out_tripwire.KINDS), going_back.items_of(self.config)
+            saved, self.journal.read(kinds=going_back.KINDS), going_back.items_of(self.config)
         )
 
     def go_back(self, target: int) -> None:

@@ -224,8 +224,8 @@ class RoundContext:
     per_source: external groups of one node in a batch at most (None: no cap). memory: local
     groups of earlier rounds, for replay and the curriculum. rule: how completions
     are rewarded. excluded: hashes of prompts that must not be trained on
-    (node.evaluation.held_out_exclusion). portion: how much is sampled at once. examples_rounds: rounds before the first one
-    of practice.
+    (node.evaluation.held_out_exclusion). portion: how much is sampled at once. examples_rounds: steps of examples before
+    practice. before_practice: what the running number of a round exceeds the rounds of practice in the weights by.
     """
 
     config: RunConfig
@@ -245,6 +245,7 @@ class RoundContext:
     excluded: frozenset[str] = frozenset()
     portion: BatchSizer = field(default_factory=BatchSizer)
     examples_rounds: int = 0
+    before_practice: int = 0
 
     @property
     def sampling(self) -> Sampling:

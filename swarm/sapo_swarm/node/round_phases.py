@@ -349,7 +349,7 @@ async def _practised(
         samples += _samples_training(context, work, group, positive_only=True)
     if context.policy.epochs * context.policy.minibatches > 1:
         samples = await _with_old_logprobs(context, samples)
-    rate = context.policy.learning_rate * rate_share(context.config, work.round - context.examples_rounds)
+    rate = context.policy.learning_rate * rate_share(context.config, work.round - context.before_practice)
     if context.examples_rounds and not context.config.learning_rate:
         rate *= AFTER_EXAMPLES
     return samples, replayed, replace(context.policy, learning_rate=rate)

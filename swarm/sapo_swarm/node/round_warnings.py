@@ -49,7 +49,7 @@ def cause_in_words(right: float, well_formed: float, truncated: float) -> str:
     """Why a model's answers teach nothing, as the middle of a sentence. Arguments: shares of the answers that are right, that
     hold an answer, that were cut off."""
     if right >= MOSTLY_RIGHT:
-        return "all answers are right"
+        return f"{'all' if right >= 1.0 else 'nearly all'} answers to training questions are right"
     if well_formed < CAUSE and truncated >= CAUSE:
         return "most answers are cut off at the token limit before they end with an answer"
     if well_formed < CAUSE:
@@ -62,10 +62,10 @@ def cause_in_words(right: float, well_formed: float, truncated: float) -> str:
     )
 
 
-def remedy_in_words(right: float, well_formed: float, truncated: float) -> str:
-    """What to change, as a sentence."""
+def remedy_in_words(right: float, well_formed: float, truncated: float, presets: bool) -> str:
+    """What to change, as a sentence. presets: whether the tasks have presets of difficulty; a table of one's own has none."""
     if right >= MOSTLY_RIGHT:
-        return "Choose harder questions (--preset hard, or other rows)."
+        return f"Harder {'questions (--preset hard)' if presets else 'rows'} would teach it more."
     if well_formed < CAUSE and truncated >= CAUSE:
         return "Raise max_new_tokens, or ask for a shorter answer."
     if well_formed < CAUSE:
@@ -75,9 +75,10 @@ def remedy_in_words(right: float, well_formed: float, truncated: float) -> str:
 
 class StallDetector:
     """Follows the rounds of practice. notice: what the status adds to its sentence; "" while there is something to learn.
-    mastered: this very round is the last of ROUNDS in which all answers were right."""
+    mastered: this very round is the last of ROUNDS in which all answers were right. presets: see remedy_in_words()."""
 
-    def __init__(self) -> None:
+    def __init__(self, presets: bool = True) -> None:
+        self._presets = presets
         self.notice = ""
         self.mastered = False
         self._rounds = self._right = 0
@@ -98,9 +99,9 @@ class StallDetector:
         self.notice = f" · nothing to learn for {ROUNDS} rounds: {why}"
         text = (
             f"Nothing to learn for {ROUNDS} rounds: no question had both right and wrong answers, because {why}. "
-            f"{remedy_in_words(*shares)}"
+            f"{remedy_in_words(*shares, self._presets)}"
         )
-        return [LogLine(level="warning", text=text)]
+        return [LogLine(level="info" if shares[0] >= MOSTLY_RIGHT else "warning", text=text)]
 
 
 def _taught_nothing(event: RoundFinished) -> bool:

@@ -52,7 +52,7 @@ def test_the_model_of_before_goes_on_from_its_checkpoint_with_its_own_settings(h
     assert any(isinstance(event, Evaluated) and event.delta is not None for event in events)
     done = sapo(home.config, "node", "kim", "--silo", "--rounds", "6")
     assert done.returncode == 0, done.stderr
-    assert "Resumed after round 4" in done.stdout
+    assert "Resumed from checkpoint 4" in done.stdout
     run = store.find_model(home, "kim")
     assert run.rounds_done == 6
     assert run.record.trained == run.config == model.config, "nothing was changed by starting it"

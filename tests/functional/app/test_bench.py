@@ -70,7 +70,7 @@ def test_rounds_that_ran_here_tell_what_the_next_run_like_them_takes(tmp_path: P
     """The card of the base says so, until another setting or a bench makes the next run another one."""
     run = 'model = "starter-1m"\ntasks = ["basic_arithmetic"]\nlocal_groups = 1\ngroup_size = 2\nmax_new_tokens = 4\n'
     (tmp_path / "config.toml").write_text(f"{CALM}[run]\n{run}")
-    assert "(estimated from this machine's limits;" in sapo(tmp_path, "models", "show", "starter-1m").stdout
+    assert "(a rough estimate from this machine's limits;" in sapo(tmp_path, "models", "show", "starter-1m").stdout
     done = sapo(tmp_path, "node", "--silo", "--rounds", "3", "--eval-every", "0", "--seed", "7")
     assert done.returncode == 0, done.stderr
     assert re.search(r"\(measured over 3 rounds here\)", sapo(tmp_path, "models", "show", "starter-1m").stdout)
@@ -79,7 +79,7 @@ def test_rounds_that_ran_here_tell_what_the_next_run_like_them_takes(tmp_path: P
     told = json.loads(sapo(tmp_path, "models", "show", "starter-1m", "--json").stdout)
     assert (told["measured"], told["rounds"]) == (True, 4)
     sapo(tmp_path, "config", "set", "run.max_new_tokens", "8")
-    assert "(estimated" in sapo(tmp_path, "models", "show", "starter-1m").stdout
+    assert "(a rough estimate" in sapo(tmp_path, "models", "show", "starter-1m").stdout
 
 
 @needs_torch

@@ -98,7 +98,7 @@ async def test_after_the_end_of_a_training_the_footer_leads_to_the_model() -> No
         assert lines[0].rstrip().endswith("Finished: all training answers right for 3 rounds"), (
             "whole, and no clock that runs on"
         )
-        assert any("Next: 4, there t to chat, e to export" in line for line in lines), "\n".join(lines)
+        assert any("Next: 4, then t to chat or e to export" in line for line in lines), "\n".join(lines)
         assert "4 chat, export" in lines[-1]
         await pilot.click(KeyBar, offset=(lines[-1].index("chat, export") - 1, 0))
         assert isinstance(app.screen, ModelsScreen)

@@ -137,7 +137,7 @@ async def test_a_model_goes_back_to_a_kept_state_by_keys_and_back_again(home: Ho
         await until(pilot, lambda: isinstance(app.screen, KeptStatesDialog))
         assert "sampled" in said(pilot)
         assert "greedy" in said(pilot)
-        assert "before the first round" in said(pilot)
+        assert "before training" in said(pilot)
         await pilot.press("enter")  # the newest state is under the cursor
         await until(pilot, lambda: "has these weights now" in said(pilot))
         await pilot.press("down", "enter")
@@ -156,7 +156,7 @@ async def test_a_model_goes_back_to_a_kept_state_by_keys_and_back_again(home: Ho
             await pilot.press("down", "enter")
             await confirmed(pilot, "enter")
             await until(pilot, lambda wanted=expected: store.all_models(home)[0].rounds_done == wanted)
-            await until(pilot, lambda: "weights after round" in said(pilot))
+            await until(pilot, lambda: "has the weights of" in said(pilot))
         await until(pilot, lambda: "R rolled back" in said(pilot))
         await app.workers.wait_for_complete()
 

@@ -67,7 +67,11 @@ def test_the_tasks_own_system_prompt_goes_with_the_model(chatty: ExportSource, t
     write_folder(tasks / "my_json", f'system = "{SYSTEM}"\n[[verifier]]\nkind = "exact"\n', rows[:8], rows[8:])
     create_export(on(chatty, "my_json"), ExportPlan("gguf", tasks.parent / "out", verify=False))
     assert f'SYSTEM """{SYSTEM}"""\n' in (tasks.parent / "out" / "Modelfile").read_text(encoding="utf-8")
-    assert f"\n\n    {SYSTEM}\n\n" in (tasks.parent / "out" / "README.md").read_text(encoding="utf-8")
+    card = (tasks.parent / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"\n\n    {SYSTEM}\n\n" in card
+    assert re.search(r"A whole message, to try it with\. .*\n\n    [0-7]\?\n", card), (
+        "a training row, none that is held out"
+    )
 
 
 def test_a_question_that_spells_a_control_token_is_no_reason_to_refuse_an_export(

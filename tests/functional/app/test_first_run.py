@@ -295,7 +295,7 @@ def listing(pilot: Pilot[object]) -> list[str]:
 
 
 async def test_a_model_of_this_computer_is_chosen_with_the_arrow_keys() -> None:
-    """The list opens from the answer "a real one"; what cannot be trained and what cannot be had now is passed over."""
+    """The list opens from the answer "from a list"; what cannot be trained and what cannot be had now is passed over."""
     asked: list[bool] = []
     checked: list[str] = []
 

@@ -36,7 +36,7 @@ async def test_what_a_model_is_cannot_be_typed_over_and_the_way_to_another_is_to
         await pilot.press("enter")
         await pilot.pause()
         assert isinstance(app.screen, SettingsScreen)
-        assert "For another: screen 4, then n" in [note.message for note in app._notifications][-1]
+        assert "For a model with another: screen 4, then n" in [note.message for note in app._notifications][-1]
 
 
 async def test_what_is_typed_is_written_to_the_model_whose_settings_are_shown(

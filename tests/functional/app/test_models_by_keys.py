@@ -84,7 +84,7 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press("a", until=r"from the same weights|0\.8    model")
         await keys.press(ESC, until="run.disk_budget_gb")  # the search is cleared first
         await keys.press(ESC, until="Last rollouts")
-        await keys.press("1", until=r"local \.\d+ +[A-Z]*C")
+        await keys.press("1", until=r"local \.\d+.*In the charts: .*C changed")
 
         await keys.press("2", until="This node trains alone")
         await keys.press("h", until="Host for this machine only")

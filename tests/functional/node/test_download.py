@@ -106,7 +106,13 @@ def test_ctrl_c_keeps_what_arrived_and_says_how_to_go_on(hub: Hub, tmp_path: Pat
 def test_a_base_shows_what_it_asks_of_this_machine_before_anything_is_fetched(hub: Hub, tmp_path: Path) -> None:
     shown = sapo(tmp_path, "models", "show", ID)
     assert shown.returncode == 0, shown.stderr
-    for said in ("1M parameters, apache-2.0", "2.2 MB of 2.2 MB", "free", "a round of 32 groups of 8", "to 200 rounds"):
+    for said in (
+        "1M parameters, apache-2.0",
+        "2.2 MB of 2.2 MB",
+        "free",
+        "a round of 32 groups of 8",
+        "for 200 rounds of practice",
+    ):
         assert said in shown.stdout
     assert hub.starts("model.safetensors") == []
 

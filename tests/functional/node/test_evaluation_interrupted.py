@@ -145,7 +145,7 @@ async def test_a_closer_look_under_holds_gives_the_verdict_of_an_undisturbed_one
     await follow(interrupter.node, interrupter.seen)
     assert interrupter.holds > 1
     assert switched(tmp_path / "held") == switched(tmp_path / "calm") != []
-    assert len(finished(tmp_path / "held")) == ROUNDS
+    assert len(finished(tmp_path / "held")) == len(finished(tmp_path / "calm")) > ROUNDS, "those undone do not count"
 
 
 @pytest.mark.usefixtures("forgets")

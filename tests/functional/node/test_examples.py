@@ -67,7 +67,7 @@ async def test_a_base_that_is_never_right_imitates_first_and_practises_the_plann
 
 
 async def test_the_end_counts_what_is_in_the_weights_and_names_what_was_rolled_back(tmp_path: Path) -> None:
-    """After going back, the rounds that were undone still count towards the planned ones, but nothing of them is in the model."""
+    """After going back, the rounds that were undone do not count: neither as trained nor towards the planned ones."""
     folder = tmp_path / "run"
     imitated, _ = rounds(await run(folder, msgspec.structs.replace(UNTAUGHT, rounds=1)))
     await run(folder)
@@ -75,7 +75,7 @@ async def test_the_end_counts_what_is_in_the_weights_and_names_what_was_rolled_b
     going_back.go_back_on_disk(folder, UNTAUGHT, len(imitated) + 1, "run")
     again = await run(folder, msgspec.structs.replace(UNTAUGHT, rounds=6))
     ended = [e.sentence for e in again if isinstance(e, StateChanged)][-1]
-    assert ended == f"Stopped after {steps} and 3 rounds of practice; 2 more rounds were rolled back."
+    assert ended == f"Stopped after {steps} and 6 rounds of practice; 2 rounds more were rolled back."
 
 
 async def test_answers_get_the_room_that_the_examples_need(tmp_path: Path) -> None:
@@ -249,4 +249,4 @@ def test_the_plan_counts_rounds_of_practice_after_the_phase(tmp_path: Path) -> N
     told = [e for e in read_only(folder / "journal.db", ("round",)) if isinstance(e, RoundFinished)]
     assert sum(not e.examples for e in told) == 3
     refused = sapo(tmp_path, "node", *node_process.FAKE, "--rounds", "2")
-    assert "has 3 rounds already" in refused.stderr
+    assert "has 3 rounds of practice already" in refused.stderr

@@ -76,7 +76,7 @@ def test_the_verb_puts_older_weights_in_place_and_that_can_be_taken_back(tmp_pat
     before = evaluations(model)
     done = sapo(tmp_path, "rollback", "--to", "1")
     assert done.returncode == 0, done.stderr
-    assert "weights after round 1 again" in done.stdout
+    assert "has the weights of checkpoint 1 again (1 round); they are checkpoint 4 now" in done.stdout
     assert "--to 3" in done.stdout
     one, back, three = (read_state(model / "checkpoints" / f"round-{n:06d}") for n in (1, 4, 3))
     assert (back.weights, back.parent, back.rounds_done) == (one.weights, one.weights, 4)
@@ -88,14 +88,14 @@ def test_the_verb_puts_older_weights_in_place_and_that_can_be_taken_back(tmp_pat
     assert held_out is not None
     assert (held_out.round, held_out.pass_at_1) == (4, before[1].pass_at_1)
     (line,) = [e for e in read_only(model / "journal.db", ("log",)) if isinstance(e, LogLine) and "Back at" in e.text]
-    assert "round 3" in line.text
+    assert "checkpoint 3" in line.text
 
     assert sapo(tmp_path, "rollback", "--to", "3").returncode == 0
     assert read_state(model / "checkpoints" / "round-000005").weights == three.weights
     assert [e.round for e in history.load_history(model).undone] == [4], "what was undone first leads here again"
 
-    trained(tmp_path, 6)
-    assert told(model) == [0, 1, 2, 5], "the steps back count as rounds, and train nothing"
+    trained(tmp_path, 4)
+    assert told(model) == [0, 1, 2, 5], "a fourth round in the weights; the steps back take numbers, and train nothing"
     assert on_disk(model).done == 6
     assert [link.restored for link in chain(model) if link.restored >= 0] == [1, 3]
     report = check_journal(model / "journal.db")
@@ -118,10 +118,10 @@ def test_without_a_round_the_verb_lists_what_is_kept_and_which_is_best(tmp_path:
     assert [row["round"] for row in rows if row["best"]] == [best]
     assert sum(row["best_greedy"] for row in rows) == 1
     table = sapo(tmp_path, "rollback").stdout
-    assert "before the first round" in table
+    assert "before training" in table
     assert f"{100 * found[0].pass_at_1:.1f} %" in table
     assert "sapo-desktop rollback" in table
-    for word, what in (("7", "rounds 0, 1, 2"), ("soon", "rounds 0, 1, 2"), ("2", "has now")):
+    for word, what in (("7", "It has these: 0, 1, 2"), ("soon", "It has these: 0, 1, 2"), ("2", "has now")):
         refused = sapo(tmp_path, "rollback", "--to", word)
         assert refused.returncode != 0
         assert what in refused.stderr
@@ -168,7 +168,7 @@ async def test_a_running_node_goes_back_at_once_and_trains_on_from_there(tmp_pat
     async with node(tmp_path, *FAKE, "--model", "fake:0.002") as (client, _):
         await reaches(client, ("round",), lambda e: isinstance(e, RoundFinished) and e.round >= 1)
         await reaches(client, (), lambda e: isinstance(e, Phase) and e.phase == "generate")
-        with pytest.raises(ControlError, match="There is no checkpoint of round 999"):
+        with pytest.raises(ControlError, match="There is no checkpoint 999"):
             await client.post("rollback", round=999)
         done = await asyncio.to_thread(sapo, tmp_path, "rollback", "--to", "0")
         assert done.returncode == 0, done.stderr
@@ -214,7 +214,7 @@ async def test_the_rollouts_of_the_round_in_flight_are_left_out(tmp_path: Path) 
     engine._before_step = step
     await made.run()
     await asked[0]
-    assert told(tmp_path) == [0], "two rounds were planned, and the step back is the second"
+    assert told(tmp_path) == [0, 2, 3], "two rounds were planned, and the one that was undone is not in the weights"
     assert not (tmp_path / resume_log.NAME).exists()
     assert read_state(tmp_path / "checkpoints" / "round-000002").restored == 0
 
@@ -252,7 +252,7 @@ def test_a_kill_leaves_the_model_as_it_was_or_as_it_is_afterwards(tmp_path: Path
     (back,) = [e for e in chain(model) if e.restored >= 0]
     assert (back.round, back.restored) == (4, 1)
     assert evaluations(model)[4].pass_at_1 == evaluations(model)[1].pass_at_1
-    assert told(model) == [0, 1, 2, 4]
+    assert told(model) == [0, 1, 2, *range(4, 8)], "one round was in the weights, and five were asked for"
     assert not list((model / "checkpoints").glob(".partial-*"))
 
 
@@ -270,7 +270,7 @@ async def test_updates_after_going_back_are_redone_bit_by_bit_after_a_kill(tmp_p
     found = on_disk(model)
     assert found.logged > 1
     for place in (home, twin):
-        await asyncio.to_thread(trained, place, found.done, *slow)
+        await asyncio.to_thread(trained, place, found.done - 2, *slow)  # but the one undone, and the step back
     assert weights(only_model(twin), found.done) == weights(model, found.done)
     lines = [e.text for e in read_only(model / "journal.db", ("log",)) if isinstance(e, LogLine)]
     assert [text for text in lines if "redone from kept rollouts" in text]

@@ -101,9 +101,9 @@ def test_it_fits_and_says_how_many_there_is_no_room_for(width: int, height: int)
 
 def test_a_low_page_tells_of_one_in_a_line_and_a_tall_one_leaves_it_to_the_table() -> None:
     state = apply_event(fold(*SWARM), came("bf", 3))
-    assert "Aha trail bf: " in exchange_summary(state, 0.0, 76, 7, UNICODE).plain
+    assert "First solved bf: " in exchange_summary(state, 0.0, 76, 7, UNICODE).plain
     assert len(exchange_summary(state, 0.0, 76, 7, UNICODE).plain.splitlines()) <= 7
-    assert "Aha trail" not in exchange_summary(state, 0.0, 116, 9, UNICODE).plain
+    assert "First solved" not in exchange_summary(state, 0.0, 116, 9, UNICODE).plain
     assert in_a_line(DashboardState(), 76) == ""
     assert "No task is solved yet" in trail_table(DashboardState(), 0.0, 76, 4, UNICODE).plain
     assert in_a_line(EVERY, 76).endswith("here in 21 · 4 more: w")

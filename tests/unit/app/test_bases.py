@@ -64,7 +64,7 @@ def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
     assert "135M parameters, apache-2.0" in said
     assert "269 MB of 269 MB (by the list that ships" in said
     assert "a round of 8 groups of 8 needs about" in said
-    assert "to 200 rounds (estimated from this machine's limits" in said
+    assert "for 200 rounds of practice (a rough estimate from this machine's limits" in said
     assert "answers     cut at 96 tokens" in said
     assert "answers     cut" not in "".join(
         card.base_card_lines(card.build_base_card(home, RunConfig(model="starter", trainer="torch", device="cpu")))
@@ -100,6 +100,19 @@ def test_a_model_whose_two_checkpoints_exceed_the_disk_budget_does_not_fit(home:
         node._tell_what_it_needs(home, full, ConsoleReporter(io.StringIO(), False, True), 0, trained=False)
     for fits in (msgspec.structs.replace(full, method="lora"), msgspec.structs.replace(full, disk_budget_gb=0.0)):
         assert not card.build_base_card(home, fits).over_budget
+
+
+def test_the_card_counts_the_rounds_that_were_asked_for(home: Home) -> None:
+    """The time of a run of ten rounds is no time to two hundred."""
+    config = RunConfig(model=SMOL, trainer="torch", device="cpu", rounds=10)
+    few, many = (card.build_base_card(home, msgspec.structs.replace(config, rounds=rounds)) for rounds in (10, 0))
+    assert any(
+        line.startswith("in all") and "for 10 rounds of practice (" in line for line in card.base_card_lines(few)
+    )
+    assert any("for 200 rounds of practice (" in line for line in card.base_card_lines(many))
+    assert few.hours is not None
+    assert many.hours is not None
+    assert few.hours < many.hours / 5
 
 
 def test_a_folder_and_a_downloaded_model_have_the_licence_that_they_state(home: Home, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sapo_desktop.dashboard.look import (
     plain_text,
     shorten_phrases,
     to_ascii,
+    wrap_text,
 )
 from sapo_desktop.dashboard.screens.dashboard import empty_chart_text
 from sapo_desktop.dashboard.screens.log import in_order, log_text
@@ -46,6 +47,7 @@ from sapo_swarm.events import (
     TaskScore,
 )
 from sapo_swarm.node.clock import format_age
+from sapo_swarm.node.training_count import ROUNDS_ONLY
 from sapo_swarm.types import Group, Peer, Question, Rollout, TaskRef
 
 HOSTILE = "[/bad] [red]\x1b[31m \x1b]52;c;aGk=\x07 \x9b2J \u202egnp.exe \x00 \ud800 ✓"
@@ -85,6 +87,15 @@ def evaluated(delta: tuple[float, float, float] | None, pass_at_1: float = 0.2) 
 
 def heldout(event: Evaluated) -> str:
     return held_out.held_out_panel(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
+
+
+def test_a_long_path_is_broken_after_a_slash_and_never_in_a_word() -> None:
+    path = "/home/kim/.local/share/sapo-desktop/models/helper/exports/round-000039-gguf-same"
+    lines = wrap_text(f"Wrote it to {path} (98 MB).", 40)
+    assert max(map(len, lines)) <= 40
+    assert lines[0] == "Wrote it to"
+    assert "".join(lines[1:]).removesuffix(" (98 MB).") == path
+    assert all(line.endswith("/") for line in lines[1:-1])
 
 
 def test_an_interval_that_holds_zero_is_called_no_measurable_change() -> None:
@@ -319,7 +330,7 @@ def test_a_result_at_both_temperatures_names_both_and_says_which_a_chat_gives() 
         assert rows[:3] == ["      sampled  greedy (chat)", "base   13.3 %   10.0 %", "now    20.0 %   84.0 %"]
         assert "greedy +74.0 points" in "\n".join(rows)
         assert max(map(len, rows)) <= max(width, 28)
-    said = evaluation_sentence(event)
+    said = evaluation_sentence(event, ROUNDS_ONLY)
     assert "greedy 84.0 % (95 %: 80.0 to 88.0) (what chat gives), +74.0 points against the base" in said
 
 
@@ -342,7 +353,7 @@ def test_before_any_measurement_the_panel_tells_how_far_the_examples_are() -> No
 def test_after_the_end_of_a_training_the_screen_says_what_to_do_with_the_model() -> None:
     finished = "Finished: 26 of 28 set-aside rows right · space goes on"
     at_rest = fold([run(rounds_planned=0), StateChanged(time=1.0, state="paused", sentence=finished, reason="done")])
-    assert "Next: 4, there t to chat, e to export" in panels.now_panel(at_rest, 2.0, 40, 8, UNICODE).plain
+    assert "Next: 4, then t to chat or e to export" in panels.now_panel(at_rest, 2.0, 40, 8, UNICODE).plain
     asked = fold([run(rounds_planned=0), StateChanged(time=1.0, state="paused", sentence="Paused", reason="person")])
     assert "Next:" not in panels.now_panel(asked, 2.0, 40, 8, UNICODE).plain
     silo = recording("silo", 4, 4)

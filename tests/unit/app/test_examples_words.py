@@ -68,7 +68,7 @@ def test_a_node_s_lines_count_steps_of_examples_and_rounds_of_practice_apart(tmp
     assert any(line.startswith("examples   2  31/40 right on rows set aside") for line in lines)
     assert any(line.startswith("round    1/10") for line in lines)
     assert any(line.startswith("Examples: 2 steps in") for line in lines)
-    assert any(line.startswith("1 round in") for line in lines)
+    assert any(line.startswith("1 round of practice in") for line in lines)
 
 
 def test_screen_1_tells_why_and_how_far() -> None:

@@ -63,7 +63,7 @@ def trial(**changes: object) -> expectation.Expectation:
         ),
         (
             {"truncated": 0.7},
-            "Nothing right yet: 70 % of the answers do not end where yours would: they are cut off at 24",
+            "Nothing right yet: 70 % of the answers are much longer than yours and are cut off at 24",
         ),
         ({"fitting": 0.2}, "Nothing right yet: answers look like 'It is a bill.' and yours like 'billing'."),
         ({}, "Nothing right yet: the answers are wrong although they have the right form, such as 'It is a bill.'."),
@@ -189,7 +189,7 @@ def _endless(initial: object, _cls: object, seed: int) -> fake.TablePolicy:
 
 def test_what_a_trial_left_out_is_told_beside_its_figures() -> None:
     lines = expectation.describe_expectation(trial(unfinished=12, left_out=8, greedy_asked=0))
-    assert "not asked in time at temperature 0" in lines[1]
+    assert "answered greedily (temperature 0, as in a chat) was not asked in time" in lines[1]
     assert lines[2].startswith("The trial ends after 60 s: 12 more answers were not at their end, 8 of 24 questions")
     partly = expectation.describe_expectation(trial(greedy_asked=5))
     assert "5 of 16 were answered at temperature 0" in partly[2]

@@ -28,12 +28,14 @@ from sapo_desktop.services.models.exports.export import (
 )
 from sapo_desktop.services.models.exports.foreign import PACKAGES, answer_with_library
 from sapo_desktop.services.models.exports.formats import FORMATS, ExportPlan
-from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
+from sapo_desktop.services.models.exports.job import AskedQuestion, LibraryMissing, ReadJob, ReadResult
 from sapo_desktop.services.models.exports.modelfile import render_modelfile
+from sapo_desktop.services.models.exports.writing import require_quantised_base
 from sapo_desktop.services.models.shelf.history import load_history
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, ExternalSwitched, GreedyScore, TaskScore
 from sapo_swarm.node.journal import Journal
+from sapo_swarm.node.training_count import TrainingCount
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -70,7 +72,7 @@ def written(**more: object) -> str:
 
 def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
     """And the paired change, with no gain claimed where the interval holds 0."""
-    gained = written(held_out=evaluated(8, 0.5, delta=0.1), rounds=8)
+    gained = written(held_out=evaluated(8, 0.5, delta=0.1), trained=TrainingCount(0, 8))
     assert "| basic\\_arithmetic | 100 | 40.0 % (30.9 to 49.8) | 50.0 % (45.0 to 55.0) |" in gained
     assert "+10.0 points against the base (95 %: +8.0 to +12.0)." in gained
     greedy = GreedyScore(100, 0.9, 0.8, 0.95, 0.3, 0.2, 0.4)
@@ -80,6 +82,33 @@ def test_the_card_tells_scores_with_intervals_beside_the_base() -> None:
     assert "+1.0 points against the base (95 %: -1.0 to +3.0): no measurable change." in nothing
     assert "answer-only shortcut" not in gained
     assert "answer-only shortcut" in written(held_out=evaluated(8, 0.5, permuted=0.4))
+
+
+def test_a_card_and_a_modelfile_show_how_the_task_asked_and_a_whole_message_to_try(tmp_path: Path) -> None:
+    """Who asks in other words asks something that the model was not trained on."""
+    wording = "Sort this message into one of these teams: sales, repair.\n\n{message}\n\nReply with the team only."
+    asked = AskedQuestion("bikes", wording, wording.replace("{message}", "The bell is loose."))
+    card = written(asked=(asked,), tasks=("bikes",))
+    assert "\n\n    Sort this message into one of these teams: sales, repair.\n\n    {message}\n" in card
+    assert "\n    The bell is loose.\n\n    Reply with the team only.\n" in card
+    assert "take it out before you publish this card" in card
+    text = render_modelfile(template_folder(tmp_path, CHATML), "m.gguf", 1024, "", asked=[asked])
+    assert "\n#   Sort this message into one of these teams: sales, repair.\n#   \n#   {message}\n" in text
+    built_in = written(asked=(AskedQuestion("bf", "", "Say {}."),))
+    assert "A question as it was asked in training:\n\n    Say {}.\n" in built_in
+
+
+def test_an_adapter_goes_into_a_files_codes_without_llama_cpp_and_rounding_names_what_else_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sapo_backends.llamacpp_backend.is_here", lambda module: False)
+    require_quantised_base(tmp_path / "own.gguf", merges=True)
+    with pytest.raises(
+        UsageError, match=r"All of its weights were trained, .*llama-cpp-python.*Without it: --quant q8_0"
+    ):
+        require_quantised_base(tmp_path / "own.gguf", merges=False)
+    with pytest.raises(UsageError, match="made from a GGUF file"):
+        require_quantised_base(None, merges=True)
 
 
 def test_a_model_that_nobody_evaluated_says_so() -> None:
@@ -94,13 +123,13 @@ def test_a_model_that_nobody_evaluated_says_so() -> None:
 
 def test_a_model_that_only_imitated_examples_is_no_work_of_reinforcement_learning() -> None:
     """One that practised afterwards is both."""
-    imitated = written(rounds=24, examples=24, tasks=("mails",))
+    imitated = written(trained=TrainingCount(24), tasks=("mails",))
     assert "fine-tuned on verified right answers on the task mails" in imitated
-    assert "in 24 rounds, by imitating right answers in 24 of them\n" in imitated
+    assert "in 24 steps of imitating right answers\n" in imitated
     assert "reinforcement" not in imitated
-    both = written(rounds=30, examples=24, algorithm="grpo")
+    both = written(trained=TrainingCount(24, 6), algorithm="grpo")
     assert "fine-tuned on verified right answers and post-trained by reinforcement learning" in both
-    assert "by imitating right answers in 24 of them, then by grpo on its own rollouts" in both
+    assert "in 24 steps of imitating right answers, then 6 rounds of practice by grpo on its own rollouts" in both
     assert "tags: [reinforcement-learning, rlvr, sapo-desktop]" in both
 
 
@@ -264,7 +293,7 @@ def test_a_record_is_what_the_journal_says_up_to_the_exported_round(tmp_path: Pa
     journal.append([evaluated(0, 0.3), evaluated(2, 0.4), evaluated(9, 0.9)])
     journal.close()
     record = record_of("mine", RunConfig(), tmp_path / "journal.db", 5)
-    assert (record.rounds, record.licence, record.swarm) == (5, "apache-2.0", False)
+    assert (record.trained, record.licence, record.swarm) == (TrainingCount(0, 5), "apache-2.0", False)
     assert record.held_out is not None
     assert record.held_out.pass_at_1 == 0.4
     assert not record.judged

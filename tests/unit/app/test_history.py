@@ -206,8 +206,8 @@ def test_the_crosshair_reads_round_time_mean_and_range(long_run: DashboardState)
     axis = axis_for(lines, [], view, clock)
     assert axis is not None
     said = at_crosshair(lines, [], view, axis, 94, 200, UNICODE, lambda name: "red").plain
-    number = int(said.split()[1])
-    assert said.startswith(f"round {number} · ")
+    number = int(said.split()[1].replace(",", ""))
+    assert said.startswith(f"round {number:,} · ")
     mean = float(said.split("local ")[1].split()[0])
     assert mean == pytest.approx(reward(number, ROUNDS), abs=0.03)
     low, high = said.split("(")[1].rstrip(")").split(" to ")

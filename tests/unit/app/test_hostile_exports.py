@@ -14,6 +14,7 @@ import pytest
 from sapo_backends.checkpoints.locate import bundled_model_folder
 from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.models.exports.card import ModelCardRecord, render_model_card
+from sapo_desktop.services.models.exports.job import AskedQuestion
 from sapo_desktop.services.models.exports.modelfile import render_modelfile
 from sapo_desktop.services.models.figures import as_text
 from sapo_desktop.streams import json_line
@@ -68,13 +69,14 @@ def instructions(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("place", ["token", "system"])
+@pytest.mark.parametrize("place", ["token", "system", "wording", "example"])
 def test_a_modelfile_holds_no_instruction_but_ours(tmp_path: Path, text: str, place: str) -> None:
-    """Neither a control token of the tokenizer nor a system prompt adds a line, or what a terminal obeys."""
-    token, system = (text, "Think.") if place == "token" else ("<|end|>", text)
+    """No control token of the tokenizer, system prompt or question of a task adds a line, or what a terminal obeys."""
+    token, system = (text, "Think.") if place == "token" else ("<|end|>", text if place == "system" else "")
+    asked = [AskedQuestion(text, text if place == "wording" else "", text)] if place in ("wording", "example") else []
     folder = folder_with(tmp_path / "m", token)
     try:
-        written = render_modelfile(folder, "m.gguf", 1024, system)
+        written = render_modelfile(folder, "m.gguf", 1024, system, asked=asked)
     except ModelNotFound:  # the tokenizer itself refuses it
         return
     assert set(instructions(written)) <= {"FROM", "PARAMETER", "TEMPLATE", "SYSTEM"}
@@ -90,9 +92,9 @@ def card_of(text: str) -> str:
         round=3, temperature=1.0, items=8, pass_at_1=0.5, low=0.2, high=0.8, delta=None, delta_low=None, delta_high=None,
         tasks=(score,), seconds=1.0,
     )  # fmt: skip
-    record = ModelCardRecord(
-        text, text, tasks=(text, text), system=text, held_out=measured, settings={"learning_rate": text}, method="lora"
-    )
+    asked = (AskedQuestion(text, text, text), AskedQuestion(text, "", text))
+    about = {"system": text, "asked": asked, "settings": {"learning_rate": text}, "method": "lora"}
+    record = ModelCardRecord(text, text, tasks=(text, text), held_out=measured, **about)  # type: ignore[arg-type]
     return render_model_card(record, "hf", "Use it.\n", "")
 
 

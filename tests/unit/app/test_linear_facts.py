@@ -17,6 +17,7 @@ from sapo_desktop.dashboard.widgets.panels import group_line
 from sapo_desktop.linear import facts
 from sapo_desktop.linear.facts import trend_sentence
 from sapo_swarm.events import Event, FirstSuccess
+from sapo_swarm.node.training_count import ROUNDS_ONLY
 from sapo_swarm.types import Finish, Rollout
 
 DRAWN = re.compile("[\u2500-\u259f\u25a0-\u25ff\u2800-\u28ff\x1b\r]")
@@ -56,7 +57,7 @@ def test_the_facts_of_the_screens_are_told() -> None:
     alone, together = "\n".join(pages(SILO)), "\n".join(pages(SWARM))
     for fact in ("19.8 %", "+10.3", "binary_matrix from 15 to 32 %", "local 0.20, mean of 20 rounds", "2.9 s"):
         assert fact in alone, fact
-    for fact in ("My share 17.9 %", "Uptake 37", "External share 50.0 %", "quiet-otter", "old-laptop", "Aha trail"):
+    for fact in ("My share 17.9 %", "Uptake 37", "External share 50.0 %", "quiet-otter", "old-laptop", "First solved"):
         assert fact in together, fact
     state = state_of(SWARM)
     assert state.swarm is not None
@@ -85,8 +86,8 @@ def test_the_answer_of_a_group_is_shown_in_whatever_format_it_is(
     assert newest is not None
     rollouts = (Rollout(text, finish, reward), Rollout("<answer>7</answer>", "stop", 0.0))
     event = msgspec.structs.replace(newest, group=msgspec.structs.replace(newest.group, rollouts=rollouts))
-    assert facts.group_sentence(event).endswith(f"best answer {told}")
-    assert group_line(event, 120, UNICODE).plain.rstrip().endswith(f" {told}")
+    assert facts.group_sentence(event, ROUNDS_ONLY).endswith(f"best answer {told}")
+    assert group_line(event, ROUNDS_ONLY, 120, UNICODE).plain.rstrip().endswith(f" {told}")
 
 
 def test_a_group_in_full_has_every_attempt_with_its_verdict() -> None:
@@ -123,7 +124,7 @@ def risen(hours: float) -> tuple[Series, RoundClock]:
 
 def test_a_chart_is_told_with_where_it_came_from() -> None:
     assert trend_sentence("Reward", *risen(0.1)).startswith(
-        "Reward 0.29, mean of 20 rounds, up from 0.00 in round 1; last 10 rounds: 0.30, "
+        "Reward 0.29, mean of 20 rounds, up from 0.00 at the start; last 10 rounds: 0.30, "
     )
     assert "up from 0.09 an hour ago" in trend_sentence("Reward", *risen(2))
     assert "up from 0.29 a day ago" not in trend_sentence("Reward", *risen(2))

@@ -268,11 +268,11 @@ def test_a_held_out_score_is_told_with_whose_weights_had_it(
         return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out"))
 
     assert told(evaluation(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0)"
-    assert told(finished(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0), after round 0 of 1"
+    assert told(finished(0)) == "held-out    base 50.0 % (95 %: 40.0 to 60.0), before training"
     (line,) = table([load_overview(kim)])
     assert "base 50.0 % (95 %: 40.0 to 60.0)" in line
     assert told(evaluation(1, 0.55)) == "held-out    55.0 % (95 %: 40.0 to 60.0)"
-    assert told(finished(1)) == "held-out    55.0 % (95 %: 40.0 to 60.0), after round 1 of 2"
+    assert told(finished(1)) == "held-out    55.0 % (95 %: 40.0 to 60.0), after round 1"
 
 
 @pytest.mark.parametrize("base", BUNDLED)

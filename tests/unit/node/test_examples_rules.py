@@ -54,7 +54,9 @@ def old_round(**changes: object) -> RoundFinished:
 
 
 def test_the_phase_ends_when_nearly_all_rows_set_aside_are_right() -> None:
-    assert "nearly all" in why_over([read(10), read(40, 2)])
+    assert why_over([read(10), read(40, 2)]) == "all rows set aside are right"
+    many = msgspec.structs.replace(read(99, 2), items=100)
+    assert why_over([read(10), many]) == "nearly all rows set aside are right"
     assert why_over([read(10), read(30, 2)]) == ""
 
 
@@ -127,7 +129,7 @@ def test_three_rounds_without_a_difference_are_told_once_with_the_cause() -> Non
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"reward_local": 1.0, "well_formed": 64}, "all answers are right"),
+        ({"reward_local": 1.0, "well_formed": 64}, "all answers to training questions are right"),
         ({"truncated": 60}, "cut off"),
         ({"well_formed": 64}, "all are wrong"),
         ({"well_formed": 64, "reward_local": 0.4}, "all right or all wrong"),
@@ -137,6 +139,17 @@ def test_the_cause_of_a_stalled_run_is_named(changes: dict[str, object], cause: 
     stalled = StallDetector()
     lines = [line for _ in range(3) for line in stalled.after(old_round(**changes))]
     assert cause in lines[0].text
+
+
+@pytest.mark.parametrize(
+    ("presets", "advice"), [(True, "(--preset hard)"), (False, "Harder rows would teach it more.")]
+)
+def test_success_is_no_warning_and_a_table_of_ones_own_is_not_told_of_presets(presets: bool, advice: str) -> None:
+    stalled = StallDetector(presets)
+    (line,) = [line for _ in range(3) for line in stalled.after(old_round(reward_local=1.0, well_formed=64))]
+    assert line.level == "info"
+    assert advice in line.text
+    assert ("preset" in line.text) == presets
 
 
 def test_a_task_is_mastered_once_where_all_answers_of_three_rounds_are_right() -> None:

@@ -11,7 +11,15 @@ import msgspec
 import pytest
 from tests.support.records import evaluation, finished, group_of, opened
 
-from sapo_swarm.events import Evaluated, ExternalSwitched, GroupRecorded, LogLine, RoundFinished, RunStarted
+from sapo_swarm.events import (
+    CheckpointSaved,
+    Evaluated,
+    ExternalSwitched,
+    GroupRecorded,
+    LogLine,
+    RoundFinished,
+    RunStarted,
+)
 from sapo_swarm.node import journal_thinning
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.journal_thinning import (
@@ -24,6 +32,7 @@ from sapo_swarm.node.journal_thinning import (
     merge_rounds,
     sequences_to_drop,
 )
+from sapo_swarm.node.training_count import LINEAGE, TrainingCount, TrainingCounts
 from sapo_swarm.sapo.held_out_tripwire import KINDS, watch_of
 
 
@@ -179,6 +188,19 @@ def test_thinning_goes_on_where_another_process_stopped_and_changes_nothing_twic
     assert len(done) < half
     thin(journal, 3 * DENSE - 1)
     assert rounds_in(journal) == done
+
+
+def test_blocks_do_not_mix_examples_with_practice_nor_span_a_step_back(journal: Journal) -> None:
+    """Steps and rounds are counted from these records, however old they are."""
+    back = CheckpointSaved(round=31, weights="w", parent="p", optimizer=False, bytes=1, reason="rollback", restored=25)
+    taught = [msgspec.structs.replace(finished(number), examples=8, reward_local=None) for number in range(19)]
+    total = 3 * DENSE
+    journal.append([*taught, *(finished(n) for n in range(19, 30)), back, *(finished(n) for n in range(31, total))])
+    counts = TrainingCounts.of(journal.read(kinds=LINEAGE))
+    assert counts.now == TrainingCount(19, 6 + total - 31)
+    thin(journal, total - 1)
+    assert len(rounds_in(journal)) < total / 2
+    assert TrainingCounts.of(journal.read(kinds=LINEAGE)).now == counts.now
 
 
 def test_a_block_tells_means_sums_and_the_range() -> None:

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="N",
         help="answer N held-out questions of its tasks, mark them, and exit",
     )
-    parser.add_argument("--checkpoint", default="latest", help="latest or a round number (default: latest)")
+    parser.add_argument("--checkpoint", default="latest", help="latest or a checkpoint's number (default: latest)")
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0 gives each model's likeliest answer (default)"
     )

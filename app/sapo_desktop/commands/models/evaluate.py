@@ -19,6 +19,15 @@ from sapo_swarm.scoring.rubric import JudgeAway
 
 LEFT_OUT = "400 of a task, 4,000 over all tasks, half of a task with few questions"
 """The size of the held-out set that training never uses (held_out_exclusion)."""
+JSON_KEYS = (
+    "base and trained (for two models first and second) and difference, each with t1 (sampled) and t0 (greedy); of the first "
+    "of these temperatures also tasks_before and tasks_after, one entry a task: pass_at_1 with low and high (95 %%), "
+    "well_formed (share of the answers that hold an answer), truncated (share cut at the token limit) and swapped (pass@1 of "
+    "the answer-permutation check: what remains if each question gets another one's answer). accuracy_share in comparison: "
+    "part of the change that comes from better answers, not from better form. maybe_trained_on: questions that training may "
+    "have used"
+)
+"""What the object holds, for --help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -28,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("second", metavar="B", nargs="?", default="base", help="another (default: the base of A)")
     else:
         parser.add_argument("name", nargs="?", default="", help="the model (default: the one trained last)")
-        parser.add_argument("--before", default="base", help="base, latest or a round number (default: base)")
-        parser.add_argument("--after", default="latest", help="latest, base or a round number (default: latest)")
+        parser.add_argument("--before", default="base", help="base, latest or a checkpoint's number (default: base)")
+        parser.add_argument("--after", default="latest", help="latest, base or a checkpoint's number (default: latest)")
     items = f"held-out questions a task (default: 100); training leaves out the first {LEFT_OUT}"
     parser.add_argument("--items", type=int, default=100, help=items)
     parser.add_argument(
@@ -43,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--samples", type=int, default=1, help="completions a question, for pass@k; at 0 always one (default: 1)"
     )
     parser.add_argument("--preset", default="", help="difficulty (default: the model's)")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+    parser.add_argument("--json", action="store_true", help=f"the result as one JSON object: {JSON_KEYS}")
     parser.add_argument(
         "--table", action="store_true", help="the table, and the result as one JSON object in the last line"
     )

@@ -22,9 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the model (default: the one trained last)")
     parser.add_argument("--format", choices=list(FORMATS), help=f"{formats} (default: hf)")
     parser.add_argument(
-        "--quant", choices=QUANTS, default="f16", help="bits of a GGUF file; same: as the GGUF base (default: f16)"
+        "--quant",
+        choices=QUANTS,
+        default="f16",
+        help="bits of a GGUF file; same: as the GGUF base, with an adapter in its codes (after full fine-tuning it is rounded, "
+        "which needs llama.cpp) (default: f16)",
     )
-    parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
+    parser.add_argument(
+        "--checkpoint", default="latest", help="latest, base or a checkpoint's number (default: latest)"
+    )
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to (default: exports/ in the model's folder)")
     parser.add_argument(
         "--to-lmstudio", action="store_true", help="as a GGUF file into LM Studio's folder, where it lists the model"
@@ -73,8 +79,7 @@ def main(args: argparse.Namespace) -> int:
     if args.to:
         umask.as_in_the_shell()
     done = create_export(source, ExportPlan(args.format, target, args.quant, not args.no_verify), print_progress)
-    print(f"Wrote {chosen.label} as {args.format} to {done.folder} ({size_text(done.size)}).\n{done.sentence()}")
+    print(f"Wrote {chosen.label} as {args.format} ({size_text(done.size)}) to\n{done.folder}\n{done.sentence()}")
     if unsaved:
-        more = f"{unsaved} more round{'s' if unsaved > 1 else ''}"
-        print(f"The node had trained {more}, not saved yet. To have them too, pause it and export once more.")
+        print("The node has trained on since, which is not saved yet. To have that too, pause it and export once more.")
     return 0

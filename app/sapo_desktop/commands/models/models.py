@@ -21,6 +21,7 @@ from sapo_desktop.services.models.shelf import history, keeping, mending, store
 from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, load_overview, tasks_of
 from sapo_desktop.streams import confirm_action, json_line, print_progress
 from sapo_swarm.node.checkpoints import folder_bytes
+from sapo_swarm.node.training_count import TrainingCounts
 
 ACTIONS = ("list", "show", "rename", "duplicate", "delete", "prune", "bases", "fetch", "figures")
 _NAMES = {
@@ -124,7 +125,7 @@ def _cells(one: ModelOverview) -> tuple[str, ...]:
         model.name,
         one.base if len(one.base) <= _BASE else f"{one.base[: _BASE - 1]}…",
         format_gain(one.held_out, _HELD_OUT, one.judged),
-        one.training,
+        str(one.trained),
         f"{_short(one.story.tokens)} tokens",
         size_text(one.size),
         _when(one.last_trained),
@@ -149,6 +150,7 @@ def _as_json(one: ModelOverview) -> dict[str, object]:
         "id": model.record.id,
         "folder": str(model.folder),
         "rounds": one.rounds,
+        "trained": msgspec.to_builtins(one.trained),
         "tokens": one.story.tokens,
         "bytes": one.size,
         "last_trained": one.last_trained,
@@ -188,18 +190,17 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     if lost := mending.missing_base_hint(model):
         print(f"{lost}\n")
     print(f"held-out    {format_gain(overview.held_out, judged=overview.judged)}{_since(overview)}")
-    print(f"trained     {overview.training}, {_short(overview.story.tokens)} tokens, {_when(overview.last_trained)}")
+    print(f"trained     {overview.trained}, {_short(overview.story.tokens)} tokens, {_when(overview.last_trained)}")
     print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
     if overview.story.computed:
         print(f"computed    {overview.story.computed}")
     print(f"on disk     {size_text(overview.size)} in {model.folder}")
-    print(
-        f"checkpoints {', '.join(p.name.removeprefix('round-').lstrip('0') or '0' for p in model.checkpoints) or 'none yet'}"
-    )
+    print(f"checkpoints {', '.join(str(store.rounds_of(path)) for path in model.checkpoints) or 'none yet'}")
     print("\nhistory" if overview.story.sessions else "")
     for session in overview.story.sessions:
+        at = overview.story.counts.at(session.round)
         print(
-            f"  {_when(session.time)}  round {session.round + 1:>6,}  {session.mode:<5}  {history.describe_session(session)}"
+            f"  {_when(session.time)}  {history.session_start(at):<27}  {session.mode:<5}  {history.describe_session(session)}"
         )
     if overview.story.problem:
         print(overview.story.problem, file=sys.stderr)
@@ -210,7 +211,7 @@ def _since(one: ModelOverview) -> str:
     """How far training has continued since the held-out score."""
     if one.held_out is None or one.held_out.round == one.rounds:
         return ""
-    return f", after round {one.held_out.round:,} of {one.rounds:,}"
+    return f", {one.story.counts.at(one.held_out.round).when}"
 
 
 def _delete(home: Home, args: argparse.Namespace) -> int:
@@ -266,14 +267,13 @@ def export_figures(home: Home, args: argparse.Namespace) -> int:
     umask.as_in_the_shell()
     name, path = recording.find_recording(home, *args.names)
     print_progress(0.0, "reading")
-    events = recording.load_recording(path, KINDS) if path.exists() else []
+    events = recording.load_recording(path, (*KINDS, "checkpoint", "external")) if path.exists() else []
     rows = list(figure_rows(events))
     try:
         write_figures(args.format, FigureJob(name, rows, typed_target(args.output), args.force, print_progress))
     finally:
         print_progress(1.0, f"figures of {name}")
-    rounds = sum(row.covers for row in rows)
-    print(f"Wrote the figures of {name}, {rounds:,} rounds in {len(rows):,} rows, to {args.output}")
+    print(f"Wrote the figures of {name}, {TrainingCounts.of(events).now} in {len(rows):,} rows, to {args.output}")
     if any(row.covers > 1 for row in rows):
         print(
             "Rounds of long ago are kept in blocks: covers says how many, counts and seconds are sums, figures means.",

@@ -1,6 +1,6 @@
 """`sapo-desktop rollback`: a model's kept checkpoints, and going back to one of them.
 
-Nothing is lost: the rollback counts as a round, and the state before it stays a checkpoint, so it can be undone the same way.
+Nothing is lost: the state before it stays a checkpoint, so it can be undone the same way.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--to",
         default="",
-        metavar="ROUND|best|best-greedy",
-        help="go back to this kept state: the one after that round, or with the best held-out pass@1 when sampled at temperature "
-        "1, or when answering greedily (temperature 0) as chat does (default: list the kept states)",
+        metavar="NUMBER|best|best-greedy",
+        help="go back to this kept state: the checkpoint of that number, or the one with the best held-out pass@1 when sampled "
+        "at temperature 1, or when answering greedily (temperature 0) as chat does (default: list the kept states)",
     )
     parser.add_argument("--json", action="store_true", help="the kept states as JSON lines; with --to, what was done")
 
@@ -57,5 +57,5 @@ def _list(model: Model, as_json: bool) -> int:
             print(json_line({"model": model.name, **msgspec.to_builtins(state)}))
         return 0
     print("\n".join([f"Kept states of {model.name}", *going_back.kept_state_table(states), going_back.LEGEND]))
-    print(f"Go back to one: sapo-desktop rollback {model.name} --to ROUND   (or best, or best-greedy)")
+    print(f"Go back to one: sapo-desktop rollback {model.name} --to NUMBER   (or best, or best-greedy)")
     return 0

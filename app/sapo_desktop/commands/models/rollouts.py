@@ -12,6 +12,8 @@ from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.streams import json_line
 from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.training_count import LINEAGE, TrainingCounts
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TRAINED: dict[str, Trained] = {"yes": "trained on", "no": "not trained on", "": ""}
@@ -41,7 +43,9 @@ def main(args: argparse.Namespace) -> int:
     from sapo_desktop.services.models import recording
 
     home = Home.find()
-    source, folder = JournalGroups(recording.find_recording(home, args.model)[1]), home.cache / "rollouts"
+    journal = recording.find_recording(home, args.model)[1]
+    source, folder = JournalGroups(journal), home.cache / "rollouts"
+    counts = TrainingCounts.of(read_only(journal, kinds=LINEAGE)) if journal.exists() else TrainingCounts()
     group_filter = GroupFilter(
         args.task,
         args.source,
@@ -60,11 +64,11 @@ def main(args: argparse.Namespace) -> int:
             print(f"Wrote {count:,} group{'' if count == 1 else 's'} to {args.output}")
             return 0
         if args.show is not None:
-            return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show)
+            return _show(source.read([args.show])[0][1] if source.read([args.show]) else None, args.show, counts)
         for number, event in enumerate(index.every(group_filter)):
             if args.limit and number >= args.limit:
                 break
-            print(json_line(event) if args.json else describe_group(event))
+            print(json_line(event) if args.json else describe_group(event, counts))
         if not args.json:
             total = index.page(group_filter, 0).total
             print(
@@ -84,20 +88,20 @@ def _told(steps: int) -> None:
         print(f"reading the journal once: {steps * STEP:,} groups", file=sys.stderr)
 
 
-def describe_group(event: GroupRecorded) -> str:
-    """One group: its number, round, number of correct attempts, source, task, start of the question."""
+def describe_group(event: GroupRecorded, counts: TrainingCounts) -> str:
+    """One group: its number, round of practice, number of correct attempts, source, task, start of the question."""
     group = event.group
     right = sum(reward >= 1 for reward in group.rewards)
     marks = ["external" if group.external else "local", "trained on" if event.trained else "not trained on"]
     marks += ["first solved"] if event.first_solved else []
     question = safe_text(" ".join(group.question.prompt.split()), 60)
     return (
-        f"{event.seq:>8}  round {event.round + 1:>6,}  {right} of {len(group.rewards)} right  "
+        f"{event.seq:>8}  round {counts.practice_round(event.round):>6,}  {right} of {len(group.rewards)} right  "
         f"{safe_text(group.question.ref.dataset, 40)}  {', '.join(marks)}  {question}"
     )
 
 
-def _show(event: GroupRecorded | None, number: int) -> int:
+def _show(event: GroupRecorded | None, number: int, counts: TrainingCounts) -> int:
     if event is None:
         raise UsageError(f"There is no group {number}. The list says which there are: sapo-desktop rollouts")
     from sapo_desktop.dashboard.look import choose_glyphs
@@ -111,5 +115,5 @@ def _show(event: GroupRecorded | None, number: int) -> int:
         finally:
             await truths.close()
 
-    print(group_details(event, choose_glyphs(), asyncio.run(asked())).plain)
+    print(group_details(event, choose_glyphs(), asyncio.run(asked()), counts).plain)
     return 0

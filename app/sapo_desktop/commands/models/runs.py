@@ -53,9 +53,8 @@ def _list(model: Model, as_json: bool) -> int:
             print(json_line({"model": model.name, **msgspec.to_builtins(session)}))
             continue
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.time))
-        print(
-            f"{model.name:<20} {when}  from round {session.round + 1:>6,}  {session.mode:<5}  {history.describe_session(session)}"
-        )
+        at = history.session_start(training.counts.at(session.round))
+        print(f"{model.name:<20} {when}  {at:<27}  {session.mode:<5}  {history.describe_session(session)}")
     if not training.sessions and not as_json:
         print(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
     if training.problem:

@@ -18,7 +18,9 @@ LARGEST_PORT = 65535
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """See the module's docstring."""
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the model (default: the one trained last)")
-    parser.add_argument("--checkpoint", default="latest", help="latest, base or a round number (default: latest)")
+    parser.add_argument(
+        "--checkpoint", default="latest", help="latest, base or a checkpoint's number (default: latest)"
+    )
     parser.add_argument(
         "--port", type=int, default=8643, help="TCP port on 127.0.0.1; 0 = any free one (default: 8643)"
     )

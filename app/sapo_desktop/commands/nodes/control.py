@@ -25,6 +25,7 @@ from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.checkpoints import folder_bytes
 from sapo_swarm.node.clock import format_age, format_duration
 from sapo_swarm.node.control_api import ControlClient, NodeNotRunning, NodeStatus
+from sapo_swarm.node.training_count import TrainingCount, count_of
 from sapo_swarm.protocol.safe_text import safe_text
 
 _TOLD = ("pause", "resume", "finish", "snooze", "run-anyway")
@@ -85,19 +86,21 @@ async def _stop(home: Home, json: bool) -> int:
     status, hosted = await supervisor.shut_down_node(home), hosting.still_open(home)
     if status is None:
         raise NodeNotRunning(f"No node is running. {hosted}".strip())
-    done = await asyncio.to_thread(_rounds, status)
-    last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None, round=done)
+    last = msgspec.structs.replace(status, state="stopped", sentence="Stopped", phase=None)
+    last = await asyncio.to_thread(_as_it_ended, last)
     lines = [f"Stopped: process {status.pid} is gone.", _run(last), *filter(None, [hosted])]
     print(json_line(last) if json else "\n".join(lines))
     return 0
 
 
-def _rounds(status: NodeStatus) -> int:
-    """The model's rounds now that its node is gone: it may have finished one after the status request."""
+def _as_it_ended(status: NodeStatus) -> NodeStatus:
+    """The status with what the model was trained with now that its node is gone: it may have finished a round since."""
     try:
-        return max(status.round, history.rounds_behind(store.read_model(Path(status.folder))))
+        model = store.read_model(Path(status.folder))
     except AppError:
-        return status.round
+        return status
+    done = max(status.round, history.rounds_behind(model))
+    return msgspec.structs.replace(status, round=done, trained=history.training_counts(model.folder).at(done))
 
 
 async def _watch(node: ControlClient, json: bool, status: NodeStatus) -> None:
@@ -146,13 +149,16 @@ def _together(status: NodeStatus, swarm: SwarmUpdated | None) -> str:
 
 
 def _run(status: NodeStatus) -> str:
-    """The model, its rounds so far, and its disk space."""
-    planned = f" of {status.rounds_planned}" if status.rounds_planned else ""
+    """The model, how far it is trained, and its disk space."""
+    trained = status.trained or TrainingCount(0, status.round)
+    planned = max(0, status.rounds_planned - (status.round - trained.rounds)) if status.rounds_planned else 0
     who = f"Model {status.name}" if status.name else f"Run {status.run_id}"
     size = folder_bytes(Path(status.folder)) if status.disk else 0  # exports too, as on screen 4
     budget = (
         f" ({size_text(status.disk)} of its budget of {size_text(status.disk_budget)})" if status.disk_budget else ""
     )
     disk = f" · {size_text(size)} on disk{budget}" if size else ""
-    rounds = "round" if status.round == 1 and not planned else "rounds"
-    return f"{who} · {status.round}{planned} {rounds} done · {status.model} on {status.backend}/{status.device}{disk}"
+    steps = f"{count_of(trained.steps, 'step')} of examples, " if trained.steps else ""
+    practice = " of practice" if trained.steps else ""
+    rounds = f"{trained.rounds:,} of {count_of(planned, 'round')}" if planned else count_of(trained.rounds, "round")
+    return f"{who} · {steps}{rounds}{practice} done · {status.model} on {status.backend}/{status.device}{disk}"

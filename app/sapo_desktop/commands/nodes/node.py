@@ -12,6 +12,7 @@ import signal
 import sys
 import warnings
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -28,6 +29,7 @@ from sapo_desktop.services.against_base import (
     describe_base_so_far,
     describe_difference,
     describe_greedy,
+    describe_practice,
     format_rate,
 )
 from sapo_desktop.services.bases import card, fetching
@@ -59,6 +61,7 @@ from sapo_swarm.events import (
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.governor.machine import limit_process_memory, step_back, track_oom_deaths
 from sapo_swarm.node.round_warnings import CUT_OFF
+from sapo_swarm.node.training_count import LINEAGE, TrainingCounts, count_of
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import SafeFormatter, safe_text
 from sapo_swarm.tasks.catalogue import NoSuchTask
@@ -265,6 +268,7 @@ async def _serve(home: Home, setup: NodeSetup, session: training.TrainingSession
         else None
     )
     durations: deque[float] = deque(maxlen=speed.MAX_ROUNDS)
+    reporter.begin(await asyncio.to_thread(node.journal.read, 0, (*LINEAGE, "evaluation")))
     async with (
         ControlServer(node, home.socket),
         node.bus.subscribe(node.journal.last_seq) as (_, queue),
@@ -326,8 +330,11 @@ class ConsoleReporter:
         self._tokens = 0
         self._seconds = 0.0
         self._planned = 0
-        self._examples = 0
+        self.counts = TrainingCounts()
+        """What the weights were trained with before the first event that is shown, and since."""
         self._reading: ExamplesRead | None = None
+        self._taught: Evaluated | None = None
+        """The newest result after examples and before practice."""
         self._local = "local"
         self._connected: bool | None = None
         self._spoke = 0.0
@@ -338,11 +345,10 @@ class ConsoleReporter:
         if isinstance(event, Phase):
             self._opening(event)
             return
-        self._spoke = event.time
+        self._spoke, self.counts = event.time, self.counts.after(event)
         if isinstance(event, RoundFinished):
             self._tokens += event.tokens_generated
             self._seconds += 0.0 if event.examples else sum(event.seconds.values())
-            self._examples += event.covers if event.examples else 0
             if event.reward_local is not None:
                 self._rounds += 1
                 if self._rounds <= _EDGE:
@@ -350,8 +356,9 @@ class ConsoleReporter:
                 self._last.append(event.reward_local)
         elif isinstance(event, Evaluated) and (event.round or not event.belated or self._evaluated is None):
             self._evaluated = event
+            self._remember(event)
         elif isinstance(event, RunStarted):
-            self._planned, self._examples = event.rounds_planned, event.examples_rounds
+            self._planned = event.rounds_planned
             self._local = "judged" if event.judged else "local"
         elif isinstance(event, ExamplesRead):
             self._reading = event
@@ -360,6 +367,18 @@ class ConsoleReporter:
         text = json_line(event) if self._json else self._line(event)
         if text:
             self._print(text)
+
+    def begin(self, events: Iterable[Event]) -> None:
+        """What the journal says of earlier sessions, before the first event is shown."""
+        for event in events:
+            self.counts = self.counts.after(event)
+            if isinstance(event, Evaluated):
+                self._remember(event)
+
+    def _remember(self, event: Evaluated) -> None:
+        done = self.counts.at(event.round)
+        if done.steps and not done.rounds:
+            self._taught = event
 
     def _opening(self, event: Phase) -> None:
         if event.phase == "open" and event.time - self._spoke >= _PATIENCE_S:
@@ -381,7 +400,8 @@ class ConsoleReporter:
                 "kind": "summary",
                 "folder": str(folder),
                 "rounds": rounds,
-                "examples_rounds": self._examples,
+                "examples_rounds": self.counts.now.steps,
+                "trained": msgspec.to_builtins(self.counts.now),
                 "reward_local_first": _mean(first),
                 "reward_local_last": _mean(final),
                 "tokens_generated": self._tokens,
@@ -390,7 +410,7 @@ class ConsoleReporter:
             }
             self._print(json_line(data))
             return
-        if not rounds and not self._examples:
+        if not rounds and not self.counts.now.steps:
             return
         lines, reading = [""], self._reading
         if reading is not None:
@@ -399,12 +419,16 @@ class ConsoleReporter:
             )
         if rounds:
             spent = format_duration(self._seconds)
-            lines.append(f"{rounds} round{'' if rounds == 1 else 's'} in {spent}, {self._tokens:,} tokens generated.")
+            practice = " of practice" if self.counts.now.steps else ""
+            tokens = f"{self._tokens:,} tokens generated"
+            lines.append(f"{count_of(rounds, 'round')}{practice} in {spent}, {tokens}.")
         if edge > 1:
             share = f"in the first {len(first)} rounds, {_mean(final):.3f} in the last {len(final)}"
             lines.append(f"Local reward: {_mean(first):.3f} {share}.")
         if last is not None:
             lines.append(f"Held-out pass@1: {_held_out(last)}")
+            if rounds and self._taught is not None and self.counts.at(last.round).rounds:
+                lines.append(f"{describe_practice(self._taught, last)}.")
         lines.append(f"Saved in {folder}")
         if last is not None:  # without held-out questions here there is nothing to measure on
             lines.append(
@@ -421,7 +445,9 @@ class ConsoleReporter:
 
     def _line(self, event: Event) -> str:
         if isinstance(event, RunStarted):
-            at = f"goes on with round {event.round + 1}" if event.round else "starts"
+            done = self.counts.now
+            at = f"goes on with round {done.rounds + 1}" if done.rounds or not done.steps else f"goes on {done.when}"
+            at = at if done.newest else "starts"
             how = "generating for the swarm, not training," if event.method == "none" else f"{event.method} fine-tuning"
             tasks = f"{len(event.tasks)} task{'' if len(event.tasks) == 1 else 's'}"
             precision = f"{event.precision}, {event.computed_by}" if event.computed_by else event.precision
@@ -442,7 +468,7 @@ class ConsoleReporter:
             case SwarmUpdated():
                 return self._swarm(event)
             case Evaluated() | BaseAsked():
-                return _held_out_news(event)
+                return self._held_out_news(event)
             case StateChanged() | ExternalSwitched() | TrialMeasured() | ExamplesRead():
                 return in_a_shell(safe_text(event.sentence, 400, lines=False))
             case LogLine():
@@ -450,6 +476,11 @@ class ConsoleReporter:
             case FirstSuccess():
                 return f"{'first success of another node' if event.node else 'first solved'}: {event.task}"
         return ""
+
+    def _held_out_news(self, event: Evaluated | BaseAsked) -> str:
+        if isinstance(event, BaseAsked):
+            return describe_base_so_far(event)
+        return f"held-out pass@1 {self.counts.at(event.round).when}: {_held_out(event)}"
 
     def _swarm(self, event: SwarmUpdated) -> str:
         """A line when the swarm is joined or lost; one every round would be too much."""
@@ -461,7 +492,7 @@ class ConsoleReporter:
     def _of_examples(self, event: RoundFinished) -> str:
         loss = "" if event.loss is None else f"loss {event.loss:.3f}"
         parts = [_right(self._reading), loss, f"{event.examples} texts", f"{sum(event.seconds.values()):.1f} s"]
-        return f"examples {self._examples:>3}  {'  '.join(filter(None, parts))}"
+        return f"examples {self.counts.now.steps:>3}  {'  '.join(filter(None, parts))}"
 
     def _round(self, event: RoundFinished) -> str:
         if event.examples:
@@ -475,7 +506,7 @@ class ConsoleReporter:
         share = event.truncated / max(1, event.completions)
         cut = f"cut off {100 * share:.0f} %  " if share > CUT_OFF else ""
         return (
-            f"round {event.round + 1 - self._examples:>4}{planned}  {self._local} {event.reward_local or 0.0:.3f}{external}  "
+            f"round {self.counts.now.rounds:>4}{planned}  {self._local} {event.reward_local or 0.0:.3f}{external}  "
             f"unequal {event.nonzero_groups}/{event.local_groups}  entropy {_number(event.entropy)}  {cut}"
             f"{rate:,.0f} tok/s  {took:.1f} s"
         )
@@ -484,10 +515,6 @@ class ConsoleReporter:
 def _right(event: ExamplesRead | None) -> str:
     """How many of the rows set aside are right, "" where none were read."""
     return f"{event.right}/{event.items} right on rows set aside" if event is not None and event.items else ""
-
-
-def _held_out_news(event: Evaluated | BaseAsked) -> str:
-    return describe_base_so_far(event) if isinstance(event, BaseAsked) else f"held-out pass@1 {_held_out(event)}"
 
 
 def _held_out(event: Evaluated) -> str:

@@ -41,7 +41,7 @@ def now_text(state: DashboardState, now: float, width: int, height: int, glyphs:
 def newest_group_text(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
     """The newest group in full, on a big screen."""
     last = state.groups.last
-    return group_details(last, glyphs) if last is not None else Content("")
+    return group_details(last, glyphs, counts=state.counts) if last is not None else Content("")
 
 
 class DashboardScreen(ChartKeys, BaseScreen):
@@ -80,8 +80,10 @@ class DashboardScreen(ChartKeys, BaseScreen):
         happened = milestone_marks(state)
         reward = self.query_one("#reward", Chart)
         lines = reward_lines(state)
-        reward.show(lines, [*heldout_marks(state.figures), *happened], empty, reward_title(lines), clock)
-        self.query_one("#share", Chart).show(share_lines(state), happened, empty, share_title(state), clock)
+        reward.show(lines, [*heldout_marks(state.figures), *happened], empty, reward_title(lines), clock, state.counts)
+        self.query_one("#share", Chart).show(
+            share_lines(state), happened, empty, share_title(state), clock, state.counts
+        )
         self.query_one("#rollouts").border_subtitle = Content.styled(
             letters_in_words(happened, self.size.width - 8), "$muted"
         )

@@ -82,7 +82,7 @@ WORDS = (
     (EXTERNAL_SHARE, "of the groups in my last 50 training batches, the part that came from other nodes"),
     ("coordinator", "the server of a swarm: it passes the groups on, and never trains or judges"),
     (
-        "Aha trail",
+        "first solved",
         "by task: whose success came in first, how many groups of others with a success were trained on before the first "
         "one here, and when that was. What came before what; that one led to the other is not shown",
     ),

@@ -226,7 +226,7 @@ class SettingsScreen(SearchableScreen, Dialog[None]):
         if row is None:
             return
         if row.fixed:
-            self.dashboard.say(f"{row.key} counts {row.counts}")
+            self.dashboard.say(f"{row.key} is fixed: {row.counts}")
         elif row.choices == ("true", "false"):
             self.run_worker(self._flip(row), group="write", exclusive=True, exit_on_error=True)
         else:
@@ -320,7 +320,7 @@ def setting_details(row: SettingRow, width: int) -> Content:
         ("value", f"{readable_value(row, row.value)} ({origin})"),
         ("default", readable_value(row, row.default)),
         ("allowed", row.kind),
-        ("counts", row.counts),
+        ("fixed" if row.fixed else "counts", row.counts),
         *([] if row.fixed else [("terminal", _in_a_terminal(row))]),
     ]
     lines = [Content(hanging_indent(plain_text(row.help, 400), width, 0))]

@@ -81,7 +81,7 @@ class MeasuringScreen(Dialog[WizardResult | None]):
         output = self.query_one("#told", Static)
         who = base_name(self._base)
         intro = (
-            f"Asking {who} a few training questions of the task, before any training. A node that is training waits."
+            f"Asking {who} a few training questions of the task, before any training. If a node is training, it waits."
         )
         try:
             async with aclosing(self._steps()) as steps:
@@ -143,10 +143,10 @@ _DRAFT_KEYS: list[Key] = [
 ]
 _WHERE = {
     "tags": "between <answer> and </answer>, as it is asked",
-    "last_line": "the last line",
-    "last_number": "the last number",
-    "json": "the last JSON object or list",
-    "whole": "everything that it writes",
+    "last_line": "its last line is taken as the answer",
+    "last_number": "its last number is taken as the answer",
+    "json": "its last JSON object or list is taken as the answer",
+    "whole": "all that it writes is taken as the answer",
 }
 EXTRACTS = tuple((name, _WHERE[name]) for name in get_args(Extract))
 

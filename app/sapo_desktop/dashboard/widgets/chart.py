@@ -32,6 +32,7 @@ from sapo_desktop.dashboard.widgets.plot import (
     format_weekday_time,
     pattern_sample,
 )
+from sapo_swarm.node.training_count import ROUNDS_ONLY, TrainingCounts
 
 # Zooming and panning of charts: pure functions from one view to the next.
 
@@ -118,7 +119,7 @@ def at_crosshair(
         return Content.styled(f"{format_weekday_time(view.cross)}: nothing ran", style("cross"))
     place = max(round(axis.round_at(axis.share(view.cross))), 1)
     at = f" {glyphs.dot} {format_weekday_time(view.cross)}" if axis.clock is not None else ""
-    head = [Content.styled(f"round {place}{at}", style("cross"))]
+    head = [Content.styled(f"{axis.counts.at(place).newest}{at}", style("cross"))]
     with_mean = [
         (line, mean) for line in lines if (mean := curve_value(line.series, span, line.smooth(view.smooth))) is not None
     ]
@@ -226,6 +227,7 @@ class Chart(Widget):
         self.marks: list[ChartMark] = []
         self.waiting = ""
         self.clock: RoundClock | None = None
+        self.counts = ROUNDS_ONLY
         self._grabbed: int | None = None
         self._strips: list[Strip] = []
         self._drawn: object = None
@@ -238,18 +240,21 @@ class Chart(Widget):
         waiting: str = "",
         title: str = "",
         clock: RoundClock | None = None,
+        counts: TrainingCounts = ROUNDS_ONLY,
     ) -> None:
-        """Set new data; ignored while frozen. waiting: the sentence shown without data. clock: for a time axis."""
+        """Set new data; ignored while frozen. waiting: the sentence shown without data. clock: for a time axis. counts: what
+        the numbers on the axis are called."""
         if self.frozen:
             return
-        self.lines, self.marks, self.waiting, self.clock = lines, marks, waiting, clock
+        self.lines, self.marks, self.waiting = lines, marks, waiting
+        self.clock, self.counts = clock, counts
         self.title_text = title or self.title_text
         self._redraw()
 
     @property
     def axis(self) -> Axis | None:
         """The visible part of the x axis; None without data."""
-        return axis_for(self.lines, self.marks, self.view, self.clock)
+        return axis_for(self.lines, self.marks, self.view, self.clock, self.counts)
 
     def zoom(self, steps: int, share: float | None = None) -> None:
         """Zoom. steps: +1 halves the window, -1 doubles it, 0 shows all. share: the share of the width that stays fixed."""
@@ -319,11 +324,13 @@ class Chart(Widget):
         view, axis = self.view, self.axis
         timed = axis is not None and axis.clock is not None
         if not view.window or axis is None:
-            return "all, in time" if timed else "all rounds"
+            if timed:
+                return "all, in time"
+            return "all steps and rounds" if self.counts.now.steps else "all rounds"
         size = format_time_span(axis.last - axis.first) if timed else f"{axis.last - axis.first:.0f}"
         if view.end is None:
             return f"last {size}"
-        return f"{size} of them" if timed else f"{axis.first:.0f} to {axis.last:.0f}"
+        return f"{size} of them" if timed else f"{axis.label(axis.first)} to {axis.label(axis.last)}"
 
     def _style(self, name: str) -> str:
         """The component's colour as a style of Content."""
@@ -332,7 +339,9 @@ class Chart(Widget):
     def _paint(self, size: Size) -> list[Strip]:
         self._painted = self._palette()
         styles = dict(zip(self.STYLES, self._painted[1:], strict=True))
-        rows = draw_plot(self.lines, self.marks, self.view, size.width, size.height, self.glyphs, self.clock)
+        rows = draw_plot(
+            self.lines, self.marks, self.view, size.width, size.height, self.glyphs, self.clock, self.counts
+        )
         if not rows:
             return self._message(size, styles["empty"])
         back = self.rich_style

@@ -10,7 +10,7 @@ from textual.events import Click
 from textual.widget import Widget
 from textual.widgets import OptionList
 
-from sapo_desktop.dashboard.look import GlyphSet, fit_width, format_after_round, plain_text, shorten_phrases
+from sapo_desktop.dashboard.look import GlyphSet, fit_width, plain_text, shorten_phrases
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import Phase, State
 from sapo_swarm.node.clock import format_age
@@ -157,18 +157,24 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
         doing = state.phase.detail or _DOING["open"]
         return _LOOKS["starting"][0], f"{besides}{doing}", now - state.since
     if state.state == "running" and state.phase is not None:
-        return _LOOKS["running"][0], f"{besides}{_doing(state.phase)}", now - state.phase_since
+        return _LOOKS["running"][0], f"{besides}{_doing(state.phase, state)}", now - state.phase_since
     if state.state == "running" and state.round is not None:
-        return _LOOKS["running"][0], f"{besides}Round {state.round.round + 1} done", now - state.round_time
+        return _LOOKS["running"][0], f"{besides}{_capital(state.counts.now.newest)} done", now - state.round_time
     return _LOOKS[state.state][0], state.sentence, now - state.since if state.since else 0.0
 
 
-def _doing(phase: Phase) -> str:
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _doing(phase: Phase, state: DashboardState) -> str:
     """A phase of a round in words, what may be cut last."""
     doing = phase.detail or _DOING.get(phase.phase, "")
     if phase.phase == "evaluate":
-        return f"{doing} · {format_after_round(phase.round)}"
-    return doing if phase.phase == "examples" and doing else f"Round {phase.round + 1} · {doing}"
+        return f"{doing} · {state.counts.at(phase.round).when}"
+    return (
+        doing if phase.phase == "examples" and doing else f"Round {state.counts.practice_round(phase.round)} · {doing}"
+    )
 
 
 def run_identity(state: DashboardState) -> str:

@@ -19,6 +19,7 @@ from sapo_desktop.services.against_base import (
     unpaired_reason,
 )
 from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
+from sapo_swarm.node.training_count import TrainingCounts
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import LEVEL_PREFIX
 
@@ -58,7 +59,7 @@ SHORTCUT = "shortcut: "
 """Prefix of a task with an answer-only shortcut: answers to other questions would earn most of its score."""
 FIGURES = 80
 """Columns from which every cell includes its figure."""
-_HEAD = "after round"
+_HEAD, _HEAD_STEPS = "after round", "after round (s: step)"
 _CELL = 5
 """Columns of a cell with its figure."""
 _FIGURE = 10
@@ -81,12 +82,13 @@ def task_strips(state: DashboardState, width: int, height: int, glyphs: GlyphSet
     before = base_scores(latest)
     scores = sorted(latest.tasks, key=lambda score: before.get(score.task, 0.0) - score.pass_at_1)
     wide, cell = width >= FIGURES, _CELL if width >= FIGURES else 1
-    name = _name_room(scores, width, wide)
+    steps = state.examples_rounds > 0
+    name = _name_room(scores, width, wide, steps)
     columns = columns_of(held, max((width - name - _FIGURE) // cell, 0))
     shown = scores if len(scores) <= height - wide else scores[: max(height - wide - 1, 1)]
     values = {score.task: column_means(held.tasks.get(score.task, Series()), columns) for score in scores}
     top = max((value for row in values.values() for value in row if value is not None), default=0.0) or 1.0
-    rows = [_rounds(columns, name)] if wide else []
+    rows = [_rounds(columns, state.counts, name)] if wide else []
     stretch = 1 if wide else max((width - name - _FIGURE) // max(len(columns), 1), 1)
     for score in shown:
         strip = Content("").join(_cell(value, top, wide, stretch, glyphs) for value in values[score.task])
@@ -119,9 +121,13 @@ def column_means(series: Series, columns: Columns) -> list[float | None]:
     return means
 
 
-def _name_room(scores: Iterable[TaskScore], width: int, wide: bool) -> int:
+def _name_room(scores: Iterable[TaskScore], width: int, wide: bool, steps: bool) -> int:
     longest = max(len(score.task) + (len(SHORTCUT) if score.shortcut else 0) for score in scores) + 1
-    return min(max(longest, len(_HEAD) + 1), 32) if wide else min(longest, max(width - _FIGURE - 6, 6))
+    return (
+        min(max(longest, len(_HEAD_STEPS if steps else _HEAD) + 1), 32)
+        if wide
+        else min(longest, max(width - _FIGURE - 6, 6))
+    )
 
 
 def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: GlyphSet) -> Content:
@@ -133,9 +139,12 @@ def _cell(value: float | None, top: float, wide: bool, stretch: int, glyphs: Gly
     return Content.styled(f"{bar}{100 * value:3.0f} " if wide else bar * stretch, style)
 
 
-def _rounds(columns: Columns, name: int) -> Content:
-    """The last round of every column, if it fits."""
-    return Content.styled(_HEAD.ljust(name) + "".join(f"{_short(last):>4} " for _, last in columns), MUTED)
+def _rounds(columns: Columns, counts: TrainingCounts, name: int) -> Content:
+    """The last round of every column, or step of examples."""
+    ends = [counts.at(round(last)) for _, last in columns]
+    head = _HEAD_STEPS if counts.now.steps else _HEAD
+    shown = [_short(end.rounds) if end.rounds or not end.steps else f"s{_short(end.steps)}" for end in ends]
+    return Content.styled(head.ljust(name) + "".join(f"{text:>4} " for text in shown), MUTED)
 
 
 def _short(rounds: float) -> str:
@@ -179,7 +188,7 @@ def held_out_panel(state: DashboardState, now: float, width: int, height: int, g
         rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
         rows += _verdict(latest, width)
     if height >= 5:
-        when = f"round {latest.round}" if latest.round else "untrained"
+        when = state.counts.at(latest.round).newest or "untrained"
         at = "" if latest.greedy is not None else f"T={latest.temperature:g}, "
         rows.append(Content.styled(f"{latest.items} items, {at}{when}", MUTED))
     rows += difficulty_rows(state, width)

@@ -21,6 +21,7 @@ from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.round_warnings import CUT_OFF
+from sapo_swarm.node.training_count import TrainingCounts
 from sapo_swarm.scoring.prompts import likely_answer
 
 MUTED = "$muted"
@@ -29,7 +30,7 @@ _SHORT: dict[PhaseName, str] = {"questions": "pick", "exchange": "swap", "checkp
 _PHASES: tuple[PhaseName, ...] = ("questions", "generate", "score", "exchange", "update", "checkpoint")
 
 
-NEXT_STEP = "Next: 4, there t to chat, e to export"
+NEXT_STEP = "Next: 4, then t to chat or e to export"
 """What to do with a model whose training has finished."""
 
 
@@ -238,7 +239,7 @@ def rollouts_panel(state: DashboardState, now: float, width: int, height: int, g
     if not newest:
         text = "Each question gets several attempts; they appear here with the reward that the verifier gave."
         return Content.styled("\n".join(wrap_text(text, width)), MUTED)
-    return Content("\n").join(group_line(group, width, glyphs) for group in newest)
+    return Content("\n").join(group_line(group, state.counts, width, glyphs) for group in newest)
 
 
 def rollout_marks(group: GroupRecorded, glyphs: GlyphSet) -> str:
@@ -254,7 +255,7 @@ def rollout_marks(group: GroupRecorded, glyphs: GlyphSet) -> str:
     return out
 
 
-def group_line(event: GroupRecorded, width: int, glyphs: GlyphSet) -> Content:
+def group_line(event: GroupRecorded, counts: TrainingCounts, width: int, glyphs: GlyphSet) -> Content:
     """One group in `width` columns: round, marks, mean reward, source, task, the best answer."""
     group = event.group
     rewards = group.rewards
@@ -264,7 +265,7 @@ def group_line(event: GroupRecorded, width: int, glyphs: GlyphSet) -> Content:
     marks = rollout_marks(event, glyphs)
     shown = marks if len(marks) <= 8 else marks[:7] + "+"
     task = fit_width(plain_text(group.question.ref.dataset, 40), 23 if width >= 58 else 16)
-    head = f"{event.round + 1:>4} "
+    head = f"{counts.practice_round(event.round):>4} "
     room = max(width - len(head) - 8 - 1 - 5 - 6 - len(task) - 5, 0)
     return Content.assemble(
         (head, MUTED),

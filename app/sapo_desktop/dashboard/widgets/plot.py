@@ -13,6 +13,7 @@ from sapo_desktop.dashboard.history.run import MEANINGS, RoundClock
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look import GlyphSet, mean_of
 from sapo_swarm.node.clock import local_time
+from sapo_swarm.node.training_count import ROUNDS_ONLY, TrainingCounts
 
 # The x axis of a plot: rounds, or the time at which they ran; the visible part, its ticks and their labels.
 
@@ -39,12 +40,14 @@ class ChartView:
 
 @dataclass(frozen=True)
 class Axis:
-    """From `first` to `last`: rounds, or with a clock Unix seconds. whole: (first, last) of all the data."""
+    """From `first` to `last`: running numbers of rounds, or with a clock Unix seconds. whole: (first, last) of all the data.
+    counts: what the numbers are called, see label()."""
 
     first: float
     last: float
     whole: tuple[float, float]
     clock: RoundClock | None = None
+    counts: TrainingCounts = ROUNDS_ONLY
 
     @property
     def least(self) -> float:
@@ -63,6 +66,11 @@ class Axis:
         """The column of a place; None if it is not visible."""
         share = self.share(place)
         return min(int(share * columns), columns - 1) if -1e-9 <= share <= 1 + 1e-9 else None
+
+    def label(self, number: float) -> str:
+        """What people call a running number: a round of practice, or a step of examples."""
+        done = self.counts.at(round(number))
+        return f"{done.rounds}" if done.rounds or not done.steps else f"step {done.steps}"
 
     def round_at(self, share: float) -> float:
         """The round finished or in flight at a share of the width."""
@@ -90,7 +98,12 @@ class Axis:
         return [None if idle else pair for pair, idle in zip(pairwise(edges), paused, strict=True)]
 
 
-def axis_of(rounds: Iterable[tuple[float, float]], view: ChartView, clock: RoundClock | None) -> Axis | None:
+def axis_of(
+    rounds: Iterable[tuple[float, float]],
+    view: ChartView,
+    clock: RoundClock | None,
+    counts: TrainingCounts = ROUNDS_ONLY,
+) -> Axis | None:
     """The axis of a view over series with these (first, last) rounds; None if there are none."""
     ranges = list(rounds)
     if not ranges:
@@ -103,11 +116,11 @@ def axis_of(rounds: Iterable[tuple[float, float]], view: ChartView, clock: Round
         shortest, axis_clock = _LEAST_ROUNDS, None
     whole = (first, max(last, first + shortest))
     if not view.window:
-        return Axis(*whole, whole, axis_clock)
+        return Axis(*whole, whole, axis_clock, counts)
     window = max(view.window, shortest)
     end = whole[1] if view.end is None else min(max(view.end, first + window), whole[1])
     start = max(first, end - window)
-    return Axis(start, max(end, start + shortest), whole, axis_clock)
+    return Axis(start, max(end, start + shortest), whole, axis_clock, counts)
 
 
 def axis_ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
@@ -116,10 +129,12 @@ def axis_ticks(axis: Axis, columns: int) -> list[tuple[float, str]]:
     if axis.clock is not None:
         return _time_ticks(axis, raw)
     step = step_of(max(raw, 1.0))  # whole rounds
-    count = range(math.ceil(axis.first / step - 1e-9), math.floor(axis.last / step + 1e-9) + 1)
-    places = [number * step for number in count]
+    newest = axis.counts.now
+    before = axis.counts.end - newest.rounds if newest.rounds else 0  # so that rounds of practice get round numbers
+    count = range(math.ceil((axis.first - before) / step - 1e-9), math.floor((axis.last - before) / step + 1e-9) + 1)
+    places = [before + number * step for number in count if before + number * step >= 0]
     start = [axis.first] if axis.first == axis.whole[0] and axis.first not in places else []
-    return [(place, f"{place:.0f}") for place in [*start, *places]]
+    return [(place, axis.label(place)) for place in [*start, *places]]
 
 
 def format_weekday_time(moment: float) -> str:
@@ -306,7 +321,11 @@ def pattern_sample(pattern: Pattern, glyphs: GlyphSet) -> str:
 
 
 def axis_for(
-    lines: list[ChartLine], marks: list[ChartMark], view: ChartView, clock: RoundClock | None = None
+    lines: list[ChartLine],
+    marks: list[ChartMark],
+    view: ChartView,
+    clock: RoundClock | None = None,
+    counts: TrainingCounts = ROUNDS_ONLY,
 ) -> Axis | None:
     """The axis of a plot; None if there are no values."""
     ends = [(mark.x, mark.x) for mark in marks if mark.y is not None]
@@ -314,7 +333,7 @@ def axis_for(
         first, last = line.series.first_x, line.series.last_x
         if not line.series.empty and first is not None and last is not None:
             ends.append((first, last))
-    return axis_of(ends, view, clock)
+    return axis_of(ends, view, clock, counts)
 
 
 def nice_range(low: float, high: float) -> tuple[float, float, float]:
@@ -336,13 +355,14 @@ def draw_plot(
     height: int,
     glyphs: GlyphSet,
     clock: RoundClock | None = None,
+    counts: TrainingCounts = ROUNDS_ONLY,
 ) -> list[list[Run]]:
     """`height` rows of runs, each `width` cells wide; [] if there is nothing to draw or no room.
 
-    clock: needed for an axis in time.
+    clock: needed for an axis in time. counts: what the numbers on the axis are called.
     """
     columns, rows = columns_of(width), height - 2
-    axis = axis_for(lines, marks, view, clock)
+    axis = axis_for(lines, marks, view, clock, counts)
     if axis is None or columns < 4 or rows < 2:
         return []
     spans = axis.spans(columns * (1 if glyphs.ascii else 2))

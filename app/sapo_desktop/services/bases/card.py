@@ -35,6 +35,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.journal_thinning import over_budget
+from sapo_swarm.node.training_count import count_of
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import OwnTask
 
@@ -51,7 +52,8 @@ class BaseCard:
 
     plan: None where the memory is not known (a GPU's own, another engine). budget: bytes that the model may take on the disk,
     0: no limit. time: None where unknown; measured: by bench or by earlier rounds here, else estimated. slow: why the
-    engine's own decoder cannot compute it, "" when it can. new_tokens: the length at which answers are cut.
+    engine's own decoder cannot compute it, "" when it can. new_tokens: the length at which answers are cut. planned: rounds of
+    practice that the run asks for, 0: until it is stopped.
     """
 
     model: str
@@ -70,6 +72,7 @@ class BaseCard:
     size: ModelSize | None = None
     budget: int = 0
     new_tokens: int = 0
+    planned: int = 0
 
     @property
     def fits(self) -> bool:
@@ -89,8 +92,8 @@ class BaseCard:
 
     @property
     def hours(self) -> float | None:
-        """Hours until 200 rounds are done, including the examples and the evaluations."""
-        return None if self.time is None else self.time.whole() / 3600
+        """Hours until the planned rounds of practice are done (200 where none are), the examples and evaluations included."""
+        return None if self.time is None else self.time.whole(self.planned or ROUNDS) / 3600
 
     @property
     def sentence(self) -> str:
@@ -140,7 +143,14 @@ def add_time_forecast(
     plan = found.plan
     if counts is not None:
         plan = memory_plan.plan_round_memory(config, None, found.size, bool(found.slow), counts.prompt)
-    return replace(found, plan=plan, time=time, measured=measured or bool(round_seconds), rounds=len(round_seconds))
+    return replace(
+        found,
+        plan=plan,
+        time=time,
+        measured=measured or bool(round_seconds),
+        rounds=len(round_seconds),
+        planned=config.rounds,
+    )
 
 
 def _facts(config: RunConfig, ask: bool) -> BaseCard:
@@ -313,11 +323,11 @@ def _time(card: BaseCard) -> list[str]:
     how = (
         f"measured {over}here"
         if card.measured
-        else "estimated from this machine's limits; sapo-desktop bench measures it"
+        else "a rough estimate from this machine's limits; sapo-desktop bench measures it"
     )
     return [
         f"time        {card.time.parts}",
-        f"in all      {format_duration(3600 * card.hours)} to {ROUNDS} rounds ({how})",
+        f"in all      {format_duration(3600 * card.hours)} for {count_of(card.planned or ROUNDS, 'round')} of practice ({how})",
         f"counted     {card.time.basis}",
     ]
 

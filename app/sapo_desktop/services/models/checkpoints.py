@@ -1,4 +1,4 @@
-"""Selecting weights for eval, chat, compare and export: "base", a model's newest checkpoint, or one of its rounds."""
+"""Selecting weights for eval, chat, compare and export: "base", a model's newest checkpoint, or one of the others."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SelectedWeights:
 
 
 def select_weights(home: Home, name: str, checkpoint: str) -> SelectedWeights:
-    """Weights of the model with that name ("" = the one trained last): "base", "latest", a round such as "120", or
-    "round-000120".
+    """Weights of the model with that name ("" = the one trained last): "base", "latest", a checkpoint such as "120",
+    or "round-000120".
 
     Raises UsageError that lists the checkpoints, ModelNotFound where the model's base is missing.
     """
@@ -73,9 +73,8 @@ def weights_of_model(model: Model, checkpoint: str = "latest") -> SelectedWeight
         if not number.isdigit() or int(number) not in by_round:
             have = ", ".join(str(r) for r in by_round)
             raise UsageError(
-                f"{model.name} has no checkpoint {checkpoint!r}. It has rounds {have}; or say base or latest."
+                f"{model.name} has no checkpoint {checkpoint!r}. It has these: {have}; or say base or latest."
             )
         path = by_round[int(number)]
-    rounds = rounds_of(path)
-    label = f"{model.name} after {rounds} round{'' if rounds == 1 else 's'}"
+    label = f"{model.name} after {history.training_counts(model.folder).at(rounds_of(path))}"
     return SelectedWeights(label, config, path, model.name, checkpoint == "latest")

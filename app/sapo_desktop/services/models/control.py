@@ -77,7 +77,8 @@ async def restart_node(home: Home, keep_mode: bool = False) -> NodeStatus:
                 goal = (await node.config()).rounds
         except NodeError:
             goal = model.config.rounds
-        arguments += [f"--rounds={goal}"] if goal > status.round and goal != model.config.rounds else []
+        practised = status.trained.rounds if status.trained else status.round
+        arguments += [f"--rounds={goal}"] if goal > practised and goal != model.config.rounds else []
     if keep_mode:
         arguments += _mode(home, status)
     return await supervisor.relaunch_node(home, arguments)

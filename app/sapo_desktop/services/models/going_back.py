@@ -15,15 +15,24 @@ from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_swarm.events import CheckpointSaved
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.control_api import ControlClient
-from sapo_swarm.node.going_back import BEFORE, REASON, CannotGoBack, KeptState, go_back_on_disk, items_of, kept_states
+from sapo_swarm.node.going_back import (
+    BEFORE,
+    KINDS,
+    REASON,
+    CannotGoBack,
+    KeptState,
+    go_back_on_disk,
+    items_of,
+    kept_states,
+)
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.sapo import held_out_tripwire
+from sapo_swarm.node.training_count import LINEAGE, TrainingCounts
 
 BEST = {"best": "best", "best-greedy": "best_greedy"}
 """Words accepted instead of a round -> the kept state that they mean."""
-LEGEND = "Held-out pass@1: sampled at temperature 1, greedy at 0 as chat does; * best"
+LEGEND = "steps: of examples; rounds: of practice. Held-out pass@1: sampled at temperature 1, greedy at 0 as chat does; * best"
 _REASONS = {
-    "start": "before the first round",
+    "start": "before training",
     "time": "at an interval",
     "pause": "at a pause",
     "stop": "at a stop",
@@ -39,17 +48,17 @@ def load_kept_states(model: Model) -> list[KeptState]:
     if not model.checkpoints:
         raise UsageError(f"{model.name} has not been trained yet. Train it: sapo-desktop node {model.name}")
     journal = model.folder / "journal.db"
-    events = read_only(journal, kinds=(*held_out_tripwire.KINDS, "checkpoint")) if journal.exists() else []
+    events = read_only(journal, kinds=KINDS) if journal.exists() else []
     return kept_states(model.checkpoints, events, items_of(model.config))
 
 
 def resolve_kept_state(model: Model, states: list[KeptState], word: str) -> KeptState:
-    """The kept state of a round, such as 12, or round-000012; or the best one. Raises UsageError that lists the rounds."""
+    """The kept state of a checkpoint, such as 12, or round-000012; or the best one. Raises UsageError that lists them."""
     if word in BEST:
         chosen = next((state for state in states if getattr(state, BEST[word])), None)
         if chosen is None:
             raise UsageError(
-                f"No kept state of {model.name} was measured on the held-out questions of today. Name a round instead: "
+                f"No kept state of {model.name} was measured on the held-out questions of today. Name a checkpoint instead: "
                 f"{_rounds(states)}."
             )
         return chosen
@@ -57,7 +66,7 @@ def resolve_kept_state(model: Model, states: list[KeptState], word: str) -> Kept
     chosen = next((state for state in states if str(state.round) == number), None)
     if chosen is None:
         raise UsageError(
-            f"{model.name} has no kept state {word[:40]!r}. It has those after rounds {_rounds(states)}; or say best or "
+            f"{model.name} has no checkpoint {word[:40]!r}. It has these: {_rounds(states)}; or say best or "
             "best-greedy."
         )
     return chosen
@@ -98,12 +107,12 @@ def _on_disk(model: Model, target: int) -> None:
 
 def _done(model: Model) -> str:
     """What the journal says was restored last."""
-    events = read_only(model.folder / "journal.db", kinds=("checkpoint",))
+    events = read_only(model.folder / "journal.db", kinds=LINEAGE)
     restored = next(e for e in reversed(events) if isinstance(e, CheckpointSaved) and e.restored >= 0)
     undo = quote_command("sapo-desktop", "rollback", model.name, "--to", str(restored.round - 1))
     return (
-        f"{model.name} has the weights after round {restored.restored} again; this step counts as round {restored.round}. "
-        f"The state before is kept: {undo}"
+        f"{model.name} has the weights of checkpoint {restored.restored} again ({TrainingCounts.of(events).now}); they are "
+        f"checkpoint {restored.round} now. The state before is kept: {undo}"
     )
 
 
@@ -114,12 +123,13 @@ def kept_state_line(state: KeptState, now: float) -> str:
     sampled = _share(event.pass_at_1 if event else None, state.best)
     greedy = _share(at_0.pass_at_1 if at_0 else None, state.best_greedy)
     ago = format_age(now - state.time) if state.time else "?"
-    return f"{state.round:>7,}  {ago:>7}  {sampled:>8}  {greedy:>8}  {saved_reason(state)}"
+    done = f"{state.trained.steps:>6,}  {state.trained.rounds:>6,}"
+    return f"{state.round:>10}  {done}  {ago:>6}  {sampled:>8} {greedy:>8}  {saved_reason(state)}"
 
 
 def kept_state_header() -> str:
     """The column headings for kept_state_line()."""
-    return f"{'round':>7}  {'ago':>7}  {'sampled':>7}   {'greedy':>7}   saved"
+    return f"{'checkpoint':>10}  {'steps':>6}  {'rounds':>6}  {'ago':>6}  {'sampled':>7}  {'greedy':>7}   saved"
 
 
 def _share(share: float | None, best: bool) -> str:
@@ -128,7 +138,7 @@ def _share(share: float | None, best: bool) -> str:
 
 def saved_reason(state: KeptState) -> str:
     """When in a model's life a state was saved, and whether the model has these weights now."""
-    moment = f"going back to round {state.restored}" if state.restored >= 0 else _REASONS.get(state.reason, "")
+    moment = f"going back to {state.restored}" if state.restored >= 0 else _REASONS.get(state.reason, "")
     if state.reason == REASON and state.restored < 0:
         moment = "by the tripwire"
     return ", ".join(filter(None, (moment, "now" if state.current else "")))

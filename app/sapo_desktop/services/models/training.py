@@ -16,6 +16,7 @@ from sapo_desktop.services.models.shelf import changes, history, keeping, mendin
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
+from sapo_swarm.node.training_count import count_of
 from sapo_swarm.resolve_run import Membership, Origin, RunFacts, resolve_run_config
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ def plan_session(
         if wanted.model == model.config.model:
             mending.require_base_folder(model)
         changes.refuse_other_identity(model, wanted, resolved_config(model))
-        done = history.practice_rounds(model)
+        done = history.trained_count(model).rounds
         if "rounds" in typed and 0 < wanted.rounds < done:
+            had = f"{count_of(done, 'round')} of practice already"
             raise UsageError(
-                f"{model.name} has {done} rounds already, more than --rounds {wanted.rounds} asks for. It counts all rounds of "
-                f"the model: --rounds {done + wanted.rounds} trains {wanted.rounds} more."
+                f"{model.name} has {had}, more than --rounds {wanted.rounds} asks for. It counts all of the model: "
+                f"--rounds {done + wanted.rounds} trains {wanted.rounds} more."
             )
     kept = {name: value for name, value in typed.items() if name != "rounds"}
     config, _ = resolve_run_config(settings, stored, kept, facts=facts)

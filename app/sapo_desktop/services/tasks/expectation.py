@@ -336,12 +336,13 @@ def describe_expectation(found: Expectation, kept: bool = False, time: TrainingF
             f"The most that an answer may have is {found.limit} tokens: --max-new-tokens sets it. {_unasked(found)}".strip(),
             _examples_sentence(found) if found.reference else "Shorter answers, or a faster model, could be tried.",
         ]
-    greedy = "not asked in time" if not found.greedy_asked else f"{100 * found.greedy:.0f} %"
+    greedy = "was not asked in time" if not found.greedy_asked else f"{100 * found.greedy:.1f} %"
     verdict = _verdict(found)
     return [
         verdict,
-        f"Right before training: {greedy} at temperature 0 and {100 * found.rate:.1f} % at temperature 1 (95 %: "
-        f"{100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers to {found.prompts} training questions).",
+        f"Right before training: answered greedily (temperature 0, as in a chat) {greedy}, sampled (temperature 1) "
+        f"{100 * found.rate:.1f} % (95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers to "
+        f"{found.prompts} training questions).",
         *filter(None, [_unasked(found)]),
         f"Practice could learn from {100 * found.mixed:.0f} % of them: where some answers are right and some wrong.",
         _when(found, verdict, time),
@@ -423,8 +424,8 @@ def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
         cause = f"only {100 * found.formed:.0f} % of the answers hold an answer at all, such as {_shown(found.sample)}"
         return cause, "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
     if endless and found.rate < POOR:
-        share = f"{100 * found.truncated:.0f} % of the answers do not end where yours would"
-        return f"{share}: they are cut off at {found.limit} tokens, such as {_shown(found.sample)}", ""
+        share = f"{100 * found.truncated:.0f} % of the answers are much longer than yours"
+        return f"{share} and are cut off at {found.limit} tokens, such as {_shown(found.sample)}", ""
     if found.rate < POOR and found.mixed < 0.3 and found.fitting < RIGHT_FORM:
         return f"answers look like {_shown(found.sample)} and yours like {_shown(found.reference)}", ""
     if found.rate < TOO_HARD and found.mixed < 0.05 and found.greedy < HELPS:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KEPT = 20
 """Questions that stay on the screen."""
-_WAITS = "Both answer greedily (temperature 0). Each question stands alone. A node that is training waits until you close this."
+_WAITS = "Both answer greedily (temperature 0). Each question stands alone. If a node is training, it waits until you close this."
 _ASK = "Enter: the next held-out question; or type your own"
 _ASK_OWN = "ask something of the kind it is trained on, then Enter"
 LONGEST = 20_000

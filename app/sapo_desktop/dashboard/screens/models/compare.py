@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import ClassVar
 
+import msgspec
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -45,7 +47,7 @@ def of_two(
 ) -> tuple[list[ChartLine], list[ChartMark], RoundClock | None]:
     """The local reward of two models (name, story) in one chart; with second None, one model's rewards and held-out results.
 
-    Two models ran at different times, so their axis is rounds.
+    Two models ran at different times, so their axis is rounds of practice.
     """
     if second is None:
         return of_one(first[1])
@@ -53,13 +55,25 @@ def of_two(
         return of_one(first[1])  # judged and verified rewards are never shown in one chart
     styles: tuple[tuple[Pattern, str], ...] = (("solid", "line-1"), ("dashed", "line-2"))
     pairs = zip((first, second), styles, strict=True)
-    return [ChartLine(name, _figures(story).reward_local, *style) for (name, story), style in pairs], [], None
+    return (
+        [ChartLine(name, _figures(_practice(story)).reward_local, *style) for (name, story), style in pairs],
+        [],
+        None,
+    )
+
+
+def _practice(story: TrainingHistory) -> TrainingHistory:
+    """The rounds of practice alone, numbered as such: models that had more or fewer examples begin together. Of one that was
+    rolled back the newest counts."""
+    rounds = {story.counts.done_in(event.round).rounds: event for event in story.rounds if not event.examples}
+    numbered = [msgspec.structs.replace(event, round=number - 1) for number, event in sorted(rounds.items())]
+    return replace(story, rounds=tuple(numbered), evaluations=())
 
 
 def _figures(story: TrainingHistory) -> RunMetrics:
     figures = RunMetrics()
     events: list[RoundFinished | Evaluated] = [*story.rounds, *story.evaluations]
-    for event in sorted(events, key=lambda event: event.seq):
+    for event in sorted(events, key=lambda event: event.seq) if story.evaluations else events:
         figures = figures.finished(event) if isinstance(event, RoundFinished) else figures.evaluated(event)
     return figures
 

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from sapo_desktop.dashboard.look import plain_text
+from sapo_desktop.dashboard.look import plain_text, wrap_text
 from sapo_desktop.dashboard.screens.dialogs import Dialog, key_hint
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.dashboard.widgets.frame import ChoiceList
@@ -195,7 +195,9 @@ class ExportScreen(Dialog[None]):
             async with aclosing(self._steps) as steps:
                 async for step in steps:
                     lines = step.result or (step.progress,)
-                    output.update(Content("\n").join(Content(plain_text(line, 400)) for line in lines))
+                    width = output.size.width or 60
+                    wrapped = [row for line in lines for row in wrap_text(plain_text(line, 800), width)]
+                    output.update(Content("\n").join(map(Content, wrapped)))
         except USER_ERRORS as error:
             output.update(Content.styled(plain_text(str(error), 600), "$warning"))
         self._done = True

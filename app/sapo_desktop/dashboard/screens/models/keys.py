@@ -220,15 +220,15 @@ class ModelKeys(BaseScreen):
 
         def confirmed(target: int | None) -> None:
             if target is not None:
-                busy = f"{name} goes back to the state after round {target}"
+                busy = f"{name} goes back to checkpoint {target}"
                 self.do(self.actions.go_back(id, target), busy)
 
         def chosen(target: int | None) -> None:
             if target is None:
                 return
             node = "a round in flight is dropped; " if id == self.shelf.training else ""
-            detail = f"{node}nothing is lost: the present state is kept, and this step counts as a round of its own"
-            where = f"after round {target}" if target else "before its first round"
+            detail = f"{node}nothing is lost: the present state is kept as a checkpoint"
+            where = f"of checkpoint {target}" if target else "before training"
             question = f"Go back to the weights of {name} {where}?"
             self.app.push_screen(ChoiceDialog(question, [("Go back", detail, target)]), confirmed)
 

@@ -31,18 +31,21 @@ from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets.chart import Chart
 from sapo_desktop.dashboard.widgets.frame import ChoiceList, Key
 from sapo_desktop.services.models.screen.interface import ModelListing
-from sapo_desktop.services.models.shelf.history import describe_session
+from sapo_desktop.services.models.shelf.history import describe_session, session_start
 from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, tasks_of
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
 from sapo_swarm.node.clock import format_age, local_time
+from sapo_swarm.node.training_count import TrainingCounts
 
 # A model as plain text on screen 4: a row in the list, and all its details when opened.
 
 SHOWN = 12
 """How many of the newest evaluations and checkpoints are listed."""
 _GAIN, _GAIN_WIDE = 28, 40
+_WHEN = 26
+"""Columns of "after step 1,000 of examples"."""
 
 
 def _columns(width: int) -> tuple[int, int, int]:
@@ -50,16 +53,15 @@ def _columns(width: int) -> tuple[int, int, int]:
     all look alike, and the model under the cursor is described below."""
     held_out = _GAIN_WIDE if width >= 108 else _GAIN
     base = 16 if width >= 90 else 0
-    return max(width - 25 - (base + 1 if base else 0) - held_out, 12), base, held_out
+    return max(width - 32 - (base + 1 if base else 0) - held_out, 12), base, held_out
 
 
 def column_header(width: int) -> Content:
     """The names of the columns."""
     name, base, held_out = _columns(width)
     made_from = f"{'base':<{base}} " if base else ""
-    text = (
-        f"  {'name':<{name}} {made_from}{'held-out, against its base':<{held_out}} {'rounds':>6} {'disk':>7} {'ago':>6}"
-    )
+    measured = f"{'held-out, against its base':<{held_out}}"
+    text = f"  {'name':<{name}} {made_from}{measured} {'steps':>6} {'rounds':>6} {'disk':>7} {'ago':>6}"
     return Content.styled(text, "$muted")
 
 
@@ -73,7 +75,10 @@ def model_row(one: ModelOverview, training: bool, now: float, width: int, glyphs
         (fit_width(plain_text(model.name, 60), name), "bold"),
         (f" {fit_width(plain_text(one.base, 60), base)} " if base else " ", "$muted"),
         fit_width(format_gain(one.held_out, held_out, one.judged), held_out),
-        (f" {_short(one.rounds):>6} {format_memory(one.size):>7} {used:>6}", "$muted"),
+        (
+            f" {_short(one.trained.steps):>6} {_short(one.trained.rounds):>6} {format_memory(one.size):>7} {used:>6}",
+            "$muted",
+        ),
     )
 
 
@@ -94,7 +99,7 @@ def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphS
         labelled_value("tasks", tasks_of(config), width),
         labelled_value(
             "trained",
-            f"{one.training} · {format_count(one.story.tokens)} tokens generated · {_where(one)}",
+            f"{one.trained} · {format_count(one.story.tokens)} tokens generated · {_where(one)}",
             width,
         ),
     ]
@@ -103,9 +108,13 @@ def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphS
     if one.story.problem:
         rows.append(Content.styled(hanging_indent(plain_text(one.story.problem, 300), width, 0), "$warning"))
     if sessions:
-        rows += [Content(""), Content.styled("History", "bold"), *session_rows(sessions[-4:], width)]
+        rows += [Content(""), Content.styled("History", "bold"), *session_rows(sessions[-4:], one.story.counts, width)]
     last = (one.held_out,) if one.held_out else ()
-    rows += [Content(""), *evaluation_rows(last, width, glyphs), *task_score_rows(one.held_out, width, glyphs)]
+    rows += [
+        Content(""),
+        *evaluation_rows(last, one.story.counts, width, glyphs),
+        *task_score_rows(one.held_out, width, glyphs),
+    ]
     return Content("\n").join(rows)
 
 
@@ -114,15 +123,18 @@ def model_details(one: ModelOverview, now: float, width: int, glyphs: GlyphSet) 
     checkpoints = one.model.checkpoints
     rows = [
         Content.styled(f"History ({_many(len(one.story.sessions), 'session')})", "bold"),
-        *(session_rows(one.story.sessions, width) or [Content.styled("not trained yet", "$muted")]),
+        *(session_rows(one.story.sessions, one.story.counts, width) or [Content.styled("not trained yet", "$muted")]),
         Content(""),
         Content.styled("Held-out pass@1", "bold"),
-        *(evaluation_rows(one.story.evaluations, width, glyphs) or [Content.styled("not measured yet", "$muted")]),
+        *(
+            evaluation_rows(one.story.evaluations, one.story.counts, width, glyphs)
+            or [Content.styled("not measured yet", "$muted")]
+        ),
         Content(""),
         *task_score_rows(one.held_out, width, glyphs),
         Content(""),
         Content.styled(f"Checkpoints ({len(checkpoints)}), {format_memory(one.size, '0 MB')} on disk in all", "bold"),
-        *[_checkpoint(path, now) for path in checkpoints[::-1][:SHOWN]],
+        *[_checkpoint(path, one.story.counts, now) for path in checkpoints[::-1][:SHOWN]],
         Content(""),
         *_settings(one, width),
     ]
@@ -145,12 +157,12 @@ def _where(one: ModelOverview) -> str:
     return "alone" if one.story.sessions[-1].mode == "silo" else "in a swarm"
 
 
-def session_rows(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
-    """One line per session: when, from which round, what had changed."""
+def session_rows(sessions: tuple[RunStarted, ...], counts: TrainingCounts, width: int) -> list[Content]:
+    """One line per session: when, how far it was trained, what had changed."""
     rows = []
     for session in sessions:
         when = time.strftime("%m-%d %H:%M", local_time(session.time))
-        text = f"{when}  round {session.round + 1:>6,}  "
+        text = f"{when}  {session_start(counts.at(session.round)):<{_WHEN}}  "
         style = "$accent" if session.changed else ""
         rows.append(
             Content.assemble(
@@ -160,14 +172,16 @@ def session_rows(sessions: tuple[RunStarted, ...], width: int) -> list[Content]:
     return rows
 
 
-def evaluation_rows(found: tuple[Evaluated, ...], width: int, glyphs: GlyphSet) -> list[Content]:
+def evaluation_rows(
+    found: tuple[Evaluated, ...], counts: TrainingCounts, width: int, glyphs: GlyphSet
+) -> list[Content]:
     """The first and the newest evaluations, each with a bar."""
     chosen = found if len(found) <= SHOWN else (found[0], *found[-SHOWN + 1 :])
     top = max([event.high for event in chosen] + [0.05])
-    room = max(min(width - 70, 30), 0)
+    room = max(min(width - 57 - _WHEN, 30), 0)
     return [
         Content.assemble(
-            (f"round {event.round:>6,}  ", "$muted"),
+            (f"{counts.at(event.round).when:<{_WHEN}}  ", "$muted"),
             (f"{format_gain(event, 44):<44}", "bold"),
             draw_bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
@@ -193,12 +207,13 @@ def task_score_rows(event: Evaluated | None, width: int, glyphs: GlyphSet) -> li
     ]
 
 
-def _checkpoint(path: Path, now: float) -> Content:
+def _checkpoint(path: Path, counts: TrainingCounts, now: float) -> Content:
     try:
         when = format_age(now - path.stat().st_mtime)
     except OSError:  # removed meanwhile
         return Content(path.name)
-    return Content.assemble(f"after round {rounds_of(path):>7,}", (f"  {when} ago", "$muted"))
+    number = rounds_of(path)
+    return Content.assemble(f"{number:>7}  {counts.at(number).when:<{_WHEN}}", (f"  {when} ago", "$muted"))
 
 
 def _settings(one: ModelOverview, width: int) -> list[Content]:
@@ -269,7 +284,9 @@ class ModelScreen(ModelKeys, ChartKeys):
         lines, marks, clock = compare.of_one(overview.story)
         training = overview.model.record.id == self.shelf.training
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
-        self.query_one(Chart).show(lines, marks, waiting, f"{plain_text(overview.model.name, 40)}: reward", clock)
+        self.query_one(Chart).show(
+            lines, marks, waiting, f"{plain_text(overview.model.name, 40)}: reward", clock, overview.story.counts
+        )
 
     def action_close(self) -> None:
         """Back to where it was opened from."""
@@ -364,7 +381,8 @@ class ModelsScreen(ModelKeys):
             text = model_details(overview, self.dashboard.feed.now(), width, self.glyphs)
             lines, marks, clock = compare.of_one(overview.story)
             name = f"{plain_text(overview.model.name, 40)}: reward"
-            self.query_one(Chart).show(lines, marks, "No round yet. Press c: the node trains this model.", name, clock)
+            waiting = "No round yet. Press c: the node trains this model."
+            self.query_one(Chart).show(lines, marks, waiting, name, clock, overview.story.counts)
         else:
             text = model_summary(overview, overview.model.record.id == self.shelf.training, width, self.glyphs)
         self._tell(Content("\n").join([text, *self._problems()]))

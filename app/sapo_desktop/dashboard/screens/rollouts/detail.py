@@ -17,19 +17,23 @@ from sapo_desktop.dashboard.look import GlyphSet, format_reward_value, plain_tex
 from sapo_desktop.dashboard.screens.dialogs import Dialog
 from sapo_desktop.dashboard.widgets.frame import ChoiceList
 from sapo_swarm.events import GroupRecorded
+from sapo_swarm.node.training_count import ROUNDS_ONLY, TrainingCounts
 from sapo_swarm.types import Group, Rollout
 
 # One group in full: its origin, the question, each attempt with its verdict, and a correct answer.
 
 
-def group_details(event: GroupRecorded, glyphs: GlyphSet, truth: str = "") -> Content:
-    """The whole group: origin, question, and each attempt with its verdict. truth: a correct answer, "" if not requested."""
+def group_details(
+    event: GroupRecorded, glyphs: GlyphSet, truth: str = "", counts: TrainingCounts = ROUNDS_ONLY
+) -> Content:
+    """The whole group: origin, question, and each attempt with its verdict. truth: a correct answer, "" if not requested.
+    counts: to say in which round it was."""
     group = event.group
     source = f"from {plain_text(group.node[:8], 8)} ({plain_text(group.model, 40)})" if group.external else "local"
     used = "trained on" if event.trained else "not trained on"
     head = Content.assemble(
         (group.question.ref.label, "bold"),
-        (f"  round {event.round + 1} · {source} · {used}", "$muted"),
+        (f"  round {counts.practice_round(event.round)} · {source} · {used}", "$muted"),
         (f"  {glyphs.star} first success at this task" if event.first_solved else "", "bold $accent"),
     )
     rows = [head, Content("")]

@@ -181,7 +181,8 @@ class GroupKeys(BaseScreen):
         if event is None:
             self.dashboard.say("There is no group to copy")
             return
-        self.app.copy_to_clipboard(group_details(event, self.glyphs, self.truth_of(event)).plain)
+        text = group_details(event, self.glyphs, self.truth_of(event), self.dashboard.state.counts)
+        self.app.copy_to_clipboard(text.plain)
         self.dashboard.say("Copied the question and its attempts")
 
     # All matching groups

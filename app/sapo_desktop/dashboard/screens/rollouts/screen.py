@@ -187,7 +187,9 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         width = max(listing.scrollable_content_region.width - 2, 40)
         keep = listing.highlighted if self.shown.wish.first and self._width else None
         listing.clear_options()
-        listing.add_options([Option(group_line(event, width, self.glyphs)) for event in self.shown.groups])
+        listing.add_options(
+            [Option(group_line(event, self.dashboard.state.counts, width, self.glyphs)) for event in self.shown.groups]
+        )
         if self.shown.groups:
             last = len(self.shown.groups) - 1
             listing.highlighted = last if self._cursor_last else min(keep or 0, last)
@@ -224,7 +226,11 @@ class RolloutsScreen(SearchableScreen, GroupKeys):
         box.border_subtitle = Content.styled(
             "Tab reads on · u trained on · v first solved · c copy · e export" if event else "", "$muted"
         )
-        text = group_details(event, self.glyphs, truth) if event else Content.styled(truth, "$muted")
+        text = (
+            group_details(event, self.glyphs, truth, self.dashboard.state.counts)
+            if event
+            else Content.styled(truth, "$muted")
+        )
         self.query_one("#detail-text", Static).update(text)
 
     def show_chosen(self) -> None:

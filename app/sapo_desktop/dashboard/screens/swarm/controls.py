@@ -44,7 +44,7 @@ class SwarmControls(BaseScreen):
         Binding("t", "tasks", "tasks", show=False),
         Binding("x", "take_external", "take again", show=False),
         Binding("a", "let_in", "let in", show=False),
-        Binding("w", "trail", "Aha trail", show=False),
+        Binding("w", "trail", "first solved", show=False),
     ]
     guests: tuple[PendingNode, ...] = ()
     """Nodes waiting for this host's approval, longest first."""

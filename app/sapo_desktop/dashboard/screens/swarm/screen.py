@@ -108,7 +108,7 @@ SEEN = (
 )
 ALONE, WAITING = "This node trains alone (silo).", "Waiting for the first exchange with the coordinator."
 FIRST = "It comes with the first round; until then the node works alone."
-AHA = "Aha trail "
+AHA = "First solved "
 LOW = 8
 """Up to this many rows, the exchange panel shows one trail in a line instead of having the trail panel beside it."""
 MINE = " (me)"
@@ -125,7 +125,7 @@ class SwarmScreen(SwarmControls):
         yield Panel(partial(swarm_overview, keys=self.actions is not None), self.glyphs, "Swarm", id="overview")
         with VerticalScroll(id="peers", classes="box", can_focus=True):
             yield Static("", id="peer-rows", markup=False)
-        yield Panel(trail_table, self.glyphs, "Aha trail", id="trail")
+        yield Panel(trail_table, self.glyphs, "First solved", id="trail")
         yield Panel(exchange_summary, self.glyphs, "Exchange", id="exchange")
         yield Chart("Shares", self.glyphs, id="shares")
 
@@ -134,7 +134,7 @@ class SwarmScreen(SwarmControls):
         return [
             *self.pause_keys(state),
             *self.swarm_keys(state),
-            *([("w", "Aha trail", "screen.trail")] if state.trails else []),
+            *([("w", "first solved", "screen.trail")] if state.trails else []),
             ("1-5", "screens", "app.next_screen"),
         ]
 
@@ -148,7 +148,7 @@ class SwarmScreen(SwarmControls):
         if self.big and not alone:
             lines, happened = share_lines(state), milestone_marks(state)
             self.query_one(Chart).show(
-                lines, happened, empty_chart_text(state, now), share_title(state), state.figures.clock
+                lines, happened, empty_chart_text(state, now), share_title(state), state.figures.clock, state.counts
             )
         for name in ("overview", "trail", "exchange"):
             self.query_one(f"#{name}", Panel).show(state, now)

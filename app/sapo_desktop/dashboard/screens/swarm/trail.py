@@ -5,8 +5,10 @@ It shows the order of events, not that one caused the other.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
+import msgspec
 from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -23,6 +25,7 @@ from sapo_desktop.dashboard.look import (
 from sapo_desktop.dashboard.screens.dialogs import TextDialog
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.node.aha_trail import UNKNOWN, AhaTrail
+from sapo_swarm.node.training_count import TrainingCounts
 
 NONE = "No task is solved yet, neither here nor in a group of others that came in."
 CAUSE = "What came before what; that the one led to the other is not shown."
@@ -40,7 +43,20 @@ def in_order(state: DashboardState) -> list[AhaTrail]:
         )
         return (0 if after_others(trail) else 1 if trail.solved is None else 2, -newest)
 
-    return sorted(state.trails.values(), key=place)
+    return [_counted(trail, state.counts) for trail in sorted(state.trails.values(), key=place)]
+
+
+def _counted(trail: AhaTrail, counts: TrainingCounts) -> AhaTrail:
+    """The trail with rounds of practice in place of the journal's numbers."""
+
+    def practised(number: int) -> int:
+        return number if number == UNKNOWN else counts.practice_round(number) - 1
+
+    came, here = (
+        None if event is None else msgspec.structs.replace(event, round=practised(event.round))
+        for event in (trail.received, trail.solved)
+    )
+    return replace(trail, received=came, solved=here, since=practised(trail.since), until=practised(trail.until))
 
 
 def after_others(trail: AhaTrail) -> bool:
@@ -171,7 +187,7 @@ def _dated(trail: AhaTrail) -> list[str]:
 class TrailDialog(TextDialog):
     """Every task's trail, as of the opening of the dialog."""
 
-    TITLE = "Aha trail"
+    TITLE = "Who solved what first"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "dismiss", "close", show=False)]
 
     def __init__(self, state: DashboardState) -> None:

@@ -12,6 +12,7 @@ from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.against_base import base_scores, describe_difference, format_rate
 from sapo_desktop.services.bases.licence import OTHER, UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
+from sapo_desktop.services.models.exports.job import AskedQuestion
 from sapo_desktop.services.models.shelf.history import STORY, undone_evaluations
 from sapo_desktop.services.models.shelf.overview import shown_preset
 from sapo_swarm.config import RunConfig
@@ -26,6 +27,7 @@ from sapo_swarm.events import (
     settled_evaluations,
 )
 from sapo_swarm.node.journal import read_only
+from sapo_swarm.node.training_count import TrainingCount, TrainingCounts, count_of
 from sapo_swarm.protocol.safe_text import safe_text
 
 # The model card: what a model's record says to later readers.
@@ -47,7 +49,7 @@ class ModelCardRecord:
 
     base: starter, a folder, or a hub id. licence: of the base, as an SPDX identifier in lower case, or "unknown". tokens:
     generated for training. swarm: external groups were trained on. held_out: the newest evaluation at or before the exported
-    round; system: the system prompt used in training.
+    state, measured: when it was made; system: the system prompt used in training. asked: how the tasks ask.
     judged: its rewards were verdicts of a judge; else they were verified. thinking: whether it reasoned, where its chat
     template has a switch for that. four_bit: its base was in 4 bits.
     """
@@ -60,8 +62,9 @@ class ModelCardRecord:
     algorithm: str = ""
     method: str = ""
     system: str = ""
-    rounds: int = 0
-    examples: int = 0
+    trained: TrainingCount = TrainingCount()  # noqa: RUF009 - frozen
+    measured: str = ""
+    asked: tuple[AskedQuestion, ...] = ()
     tokens: int = 0
     swarm: bool = False
     held_out: Evaluated | None = None
@@ -91,6 +94,7 @@ def render_model_card(record: ModelCardRecord, format_name: str, use: str, check
         use,
         _reasoning(record),
         _system(record),
+        _asked(record),
         f"{checked}\n" if checked else "",
         "## Training\n",
         *(f"- {line}" for line in _training(record)),
@@ -106,12 +110,12 @@ def render_model_card(record: ModelCardRecord, format_name: str, use: str, check
 
 def _practised(record: ModelCardRecord) -> bool:
     """Whether it has learned from its own attempts, not from examples alone."""
-    return record.rounds > record.examples or not record.rounds
+    return bool(record.trained.rounds) or not record.trained.steps
 
 
 def _method(record: ModelCardRecord) -> str:
     rewards = "the verdicts of a judge model" if record.judged else "verifiable rewards"
-    examples = "fine-tuned on verified right answers" if record.examples else ""
+    examples = "fine-tuned on verified right answers" if record.trained.steps else ""
     practice = f"post-trained by reinforcement learning with {rewards}" if _practised(record) else ""
     return " and ".join(part for part in (examples, practice) if part)
 
@@ -129,8 +133,29 @@ def _reasoning(record: ModelCardRecord) -> str:
 def _system(record: ModelCardRecord) -> str:
     if not record.system:
         return ""
-    text = textwrap.indent(safe_text(record.system), "    ")
-    return f"It was trained under this system prompt; begin every conversation with it:\n\n{text}\n"
+    return f"It was trained under this system prompt; begin every conversation with it:\n\n{_quoted(record.system)}\n"
+
+
+def _asked(record: ModelCardRecord) -> str:
+    """How the tasks ask: a question in other words is none that it was trained on."""
+    parts = []
+    for asked in record.asked:
+        about = f" of {_plain(asked.task)}" if len(record.asked) > 1 else ""
+        if asked.wording:
+            parts.append(
+                f"Every question{about} was worded like this, the names in braces being columns of its table; ask yours in the "
+                f"same words:\n\n{_quoted(asked.wording)}\n"
+            )
+            rows = "It shows a row of the table: take it out before you publish this card if that is private."
+            parts.append(f"A whole message, to try it with. {rows}\n\n{_quoted(asked.example)}\n")
+        else:
+            parts.append(f"A question{about} as it was asked in training:\n\n{_quoted(asked.example)}\n")
+    return "\n".join(parts)
+
+
+def _quoted(text: str) -> str:
+    """A text of others as an indented block, in which nothing is markup."""
+    return textwrap.indent(safe_text(text), "    ")
 
 
 def _count(tasks: tuple[str, ...]) -> str:
@@ -161,12 +186,13 @@ def _training(record: ModelCardRecord) -> Iterator[str]:
     yield f"base: {_plain(record.base_name)}{', in 4 bits (NF4) while it was trained' if record.four_bit else ''}"
     how = {"lora": "a LoRA adapter", "full": "all weights"}.get(record.method, "the weights")
     together = "its own rollouts and those of others in a swarm (SAPO, arXiv 2509.08721)"
-    steps = [f"by imitating right answers in {record.examples:,} of them"] if record.examples else []
+    done = record.trained
+    parts = [f"{count_of(done.steps, 'step')} of imitating right answers"] if done.steps else []
     if _practised(record):
-        steps.append(
-            f"by {record.algorithm or 'policy gradient'} on {together if record.swarm else 'its own rollouts'}"
-        )
-    yield f"trained: {how}, in {record.rounds:,} round{'' if record.rounds == 1 else 's'}, {', then '.join(steps)}"
+        practice = " of practice" if done.steps else ""
+        by = f"by {record.algorithm or 'policy gradient'} on {together if record.swarm else 'its own rollouts'}"
+        parts.append(f"{count_of(done.rounds, 'round')}{practice} {by}")
+    yield f"trained: {how}, in {', then '.join(parts)}"
     yield f"tokens generated for training: {record.tokens:,}"
     if record.tasks:
         preset = f" (preset {record.preset})" if record.preset else ""
@@ -182,7 +208,7 @@ def _held_out(record: ModelCardRecord) -> Iterator[str]:
         return
     yield (
         f"{'Judged good' if record.judged else 'Strict pass@1'} at temperature {now.temperature:g} on held-out questions that "
-        f"no training seed can reach, measured after round {now.round:,}, with 95 % intervals.\n"
+        f"no training seed can reach, measured {record.measured or 'after training'}, with 95 % intervals.\n"
     )
     olds = base_scores(now)
     yield "| task | questions | base | this model |\n|---|---|---|---|"
@@ -229,11 +255,12 @@ def _licence_line(record: ModelCardRecord) -> str:
 
 
 def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> ModelCardRecord:
-    """What the journal says about the model after that many rounds; without a journal, what the config says.
+    """What the journal says about the model at that running number; without a journal, what the config says.
 
     Raises JournalError when it is damaged.
     """
     events = read_only(journal, kinds=STORY) if journal.exists() else []
+    counts = TrainingCounts.of(events)
     rounds_done = [event for event in events if isinstance(event, RoundFinished) and event.round < rounds]
     bounded = Evaluated | ExternalSwitched | CheckpointSaved
     events = [event for event in events if not isinstance(event, bounded) or event.round <= rounds]
@@ -250,11 +277,11 @@ def record_of(name: str, config: RunConfig, journal: Path, rounds: int) -> Model
         tasks=config.tasks,
         preset=shown_preset(config),
         algorithm=config.algorithm,
-        rounds=rounds,
-        examples=sum(event.covers for event in newest if event.examples),
+        trained=counts.at(rounds),
         tokens=sum(event.tokens_generated for event in newest),
         swarm=any(event.external_groups for event in newest),
         held_out=trained[-1] if trained else None,
+        measured=counts.at(trained[-1].round).when if trained else "",
         settings={"seed": str(config.seed), "group size": str(config.group_size), **judge},
         judged=judged,
     )

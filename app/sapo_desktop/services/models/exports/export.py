@@ -17,12 +17,14 @@ from sapo_backends.base import Progress
 from sapo_backends.child_process import ChildProcess, child_environment, describe_end, last_line, python_command
 from sapo_backends.common import hardware
 from sapo_backends.errors import size_text
+from sapo_backends.packages import install_command
 from sapo_desktop.errors import AppError, EngineMissing, UsageError
 from sapo_desktop.services.machine.load_request import build_load_request, local_folder
 from sapo_desktop.services.models.exports.card import ModelCardRecord, render_model_card
 from sapo_desktop.services.models.exports.formats import (
     ADAPTER,
     FORMATS,
+    PACKAGES,
     ExportFailed,
     ExportPlan,
     ExportSource,
@@ -317,6 +319,7 @@ def _followed(ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
 QUESTIONS = 20
 TOKENS = 64
 """Longest answer that is compared, in tokens."""
+UNCHECKED = "It is complete, but was not loaded again to check it:"
 UNVERIFIED = "It was not loaded again by another library (--no-verify)."
 WRITING = 0.7
 """Fraction of the whole that is done when the files are written, if they are read again afterwards."""
@@ -337,6 +340,7 @@ def create_export(source: ExportSource, plan: ExportPlan, progress: Progress | N
             source.record,
             method=result.method,
             system=result.system,
+            asked=result.asked,
             thinking=config.thinking == "on" if result.switch else None,
             four_bit=hardware.is_four_bit(config.precision),
         )
@@ -448,7 +452,10 @@ class _Making:
             return None, f"It was not loaded again: no held-out question is here that {fit}."
         reply = self._answers(written)
         if isinstance(reply, LibraryMissing):
-            return None, f"It was not loaded again: {LIBRARIES[library]} is not installed here."
+            return (
+                None,
+                f"{UNCHECKED} {LIBRARIES[library]} is not installed here ({install_command(PACKAGES[library])}).",
+            )
         ours = [(answer.prompt, answer.answer) for answer in written.answers][: len(reply.answers)]
         agreement = compare_greedy_answers(library, reply.version, ours, reply.answers, TOKENS)
         if agreement.wrong(info.lossless and written.exact):

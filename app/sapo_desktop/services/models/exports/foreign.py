@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any
 
 from sapo_backends.checkpoints.chat_template import PLAIN
+from sapo_desktop.services.models.exports.formats import PACKAGES
 from sapo_desktop.services.models.exports.job import LibraryMissing, ReadJob, ReadResult
 
 Chat = list[dict[str, str]]
 Answer = tuple[list[int], list[int]]
 """(prompt ids, answer ids)."""
 Reader = Callable[[ReadJob], Iterator[Answer]]
-PACKAGES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama-cpp-python", "mlx_lm": "mlx-lm"}
 NEEDED = {"transformers": ("torch",), "peft": ("torch", "transformers")}
 """Packages that a library needs to load a model."""
 AS_DATA = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}

@@ -36,6 +36,9 @@ FORMATS: dict[Format, FormatInfo] = {
 }
 """format -> its description, for people and for the checks, in the order in which they are offered."""
 
+PACKAGES = {"transformers": "transformers", "peft": "peft", "llama_cpp": "llama-cpp-python", "mlx_lm": "mlx-lm"}
+"""import name -> the package to install."""
+
 
 class ExportFailed(AppError):
     """The export failed; nothing is left behind. The message says why and what to do."""

@@ -15,6 +15,15 @@ class ReferenceAnswer(msgspec.Struct, frozen=True):
     answer: list[int]
 
 
+class AskedQuestion(msgspec.Struct, frozen=True):
+    """How a task asks. wording: the text of every question, with the table's columns in braces, "" where a task has none.
+    example: the whole message of one training question."""
+
+    task: str
+    wording: str
+    example: str
+
+
 class WriteJob(msgspec.Struct, frozen=True, tag="write", kw_only=True):
     """Load a checkpoint and write it. checkpoint: "" is the base model. file: name of a GGUF file. questions: number of
     held-out ones from the config's tasks to answer for the check afterwards, each in at most `tokens` tokens. own_tasks:
@@ -56,7 +65,7 @@ class WriteResult(msgspec.Struct, frozen=True, tag="written"):
     """method: how the model was trained. base: folder of its base model. exact: the weights in the file are the trained ones
     in float32, and the answers were computed with them. gone: tasks of the config that no longer exist or do not load.
     system: the system prompt that the model was trained with, "" where there is none. switch: its chat template has a switch
-    for reasoning. gguf: the GGUF file that an adapter was written for, "" where it is for a folder."""
+    for reasoning. gguf: the GGUF file that an adapter was written for, "" where it is for a folder. asked: one per task."""
 
     method: str
     base: str
@@ -66,6 +75,7 @@ class WriteResult(msgspec.Struct, frozen=True, tag="written"):
     system: str = ""
     switch: bool = False
     gguf: str = ""
+    asked: tuple[AskedQuestion, ...] = ()
 
 
 class ReadResult(msgspec.Struct, frozen=True, tag="answered"):

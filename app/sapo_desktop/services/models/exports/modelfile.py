@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from sapo_backends.base import Thinking
 from sapo_backends.checkpoints.chat_template import ChatTemplate
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json
 from sapo_desktop.errors import UsageError
+from sapo_desktop.services.models.exports.job import AskedQuestion
 from sapo_swarm.protocol.safe_text import safe_text
 
 LARGEST_CONTEXT = 8192
 """Context length that a Modelfile asks for: Ollama allocates memory for all of it at once."""
+LONGEST_COMMENT = 2000
 ONE_TEXT, TWO_TEXTS, THREE_TEXTS = 3, 5, 7
 """Pieces of a rendered conversation of one, two or three messages, if the template writes each of them once."""
 _UNSAFE = ("{{", "}}", '"""')
@@ -34,11 +37,17 @@ def _stops(texts: list[str]) -> list[str]:
 
 
 def render_modelfile(
-    folder: Path, gguf: str, context: int, system: str, thinking: Thinking = "auto", adapter: str = ""
+    folder: Path,
+    gguf: str,
+    context: int,
+    system: str,
+    thinking: Thinking = "auto",
+    adapter: str = "",
+    asked: Sequence[AskedQuestion] = (),
 ) -> str:
     """folder: the Hugging Face folder behind the file named `gguf`, which lies beside the Modelfile; with `adapter`, that
     file lies there instead and `gguf` is a whole path. system: the system prompt used in training, "" without one. thinking:
-    as in training. Raises UsageError for a path that holds a line break."""
+    as in training. asked: how its tasks ask, as comments. Raises UsageError for a path that holds a line break."""
     texts = _end_texts(folder)
     template, uses_system = _template(folder, texts[0] if texts else "", thinking)
     lines = [f"FROM {_one_line(gguf if adapter else f'./{gguf}')}"]
@@ -51,7 +60,19 @@ def render_modelfile(
         lines.append("# Ollama recognises the chat template in the GGUF file.")
     if system and uses_system:
         lines.append(f'SYSTEM """{system}"""' if _holds(system) else "# README.md holds its system prompt.")
+    lines += [line for each in asked for line in _comment(each)]
     return "\n".join(lines) + "\n"
+
+
+def _comment(asked: AskedQuestion) -> list[str]:
+    """How a task asks, as comments: no line of another's text can become an instruction."""
+    name = safe_text(asked.task, 100, lines=False)
+    about = "the names in braces are columns of its table" if asked.wording else "for example"
+    text = safe_text(asked.wording or asked.example, LONGEST_COMMENT)
+    return [
+        f"# Ask in the words that it was trained on ({name}; {about}):",
+        *(f"#   {line}" for line in text.split("\n")),
+    ]
 
 
 def _one_line(path: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,20 +36,23 @@ from sapo_desktop.services.bases import licence
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.machine.load_request import build_load_request
 from sapo_desktop.services.models.exports.formats import ADAPTER
-from sapo_desktop.services.models.exports.job import ReferenceAnswer, WriteJob, WriteResult
+from sapo_desktop.services.models.exports.job import AskedQuestion, ReferenceAnswer, WriteJob, WriteResult
 from sapo_desktop.services.models.exports.modelfile import LARGEST_CONTEXT, render_modelfile
 from sapo_swarm.config import RunConfig
 from sapo_swarm.evaluation import held_out_items
 from sapo_swarm.node.checkpoints import read_state
 from sapo_swarm.scoring.prompts import build_conversation, build_messages, system_prompt
-from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.catalogue import CATALOGUE, generator_of, preset_of, train_seed
+from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
+from sapo_swarm.tasks.catalogue import CATALOGUE, UnknownTask, generator_of, preset_of, train_seed
 from sapo_swarm.tasks.own import library
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import Question, TaskRef
 
 Report = Callable[[float, str], None]
 FITTED_ON = 96
 """Training questions on whose texts an adapter is merged into a quantised file."""
+TASKS_SHOWN = 4
+"""Most tasks whose questions a card shows."""
 MERGED = "merged"
 """Folder of the merged weights while they are converted to a GGUF file."""
 
@@ -60,26 +64,29 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
     if job.format == "gguf":
         require_writable(base)
         if job.quant == "same":
-            require_quantised_base(own)
+            require_quantised_base(own, merges=job.config.method != "full")
     missing = tuple(name for name in job.config.tasks if name not in CATALOGUE and not library.is_loadable_task(name))
     present = msgspec.structs.replace(job.config, tasks=tuple(name for name in job.config.tasks if name not in missing))
     chats = asyncio.run(held_out_chats(present, job.questions))
+    asked = asyncio.run(how_tasks_ask(present))
     engine = _load(job, lambda fraction, phrase: report(0.1 + 0.3 * fraction, phrase))
     report(0.4, "answering held-out questions")
     answers = _answers(engine, chats, job.tokens)
     report(0.6, "writing weights")
     folder, system = Path(job.folder), _system(engine, job.config)
     switch = switches_reasoning(base, read_json(base / "tokenizer_config.json"))
-    result = WriteResult(engine.info.method, str(base), _is_exact(engine, job.format), answers, missing, system, switch)
+    exact = _is_exact(engine, job.format)
+    result = WriteResult(engine.info.method, str(base), exact, answers, missing, system, switch, asked=asked)
     if job.format == "adapter" and own is not None:
-        _write_gguf_adapter(job, engine, own, base, system)
+        _write_gguf_adapter(job, engine, own, base, ModelfileTexts(system, asked))
         result = msgspec.structs.replace(result, exact=False, gguf=str(own))
     elif job.format == "adapter":
         name = str(base) if job.config.model in locate.BUNDLED else job.config.model
         write_adapter_folder(engine.adapter(), build_load_request(job.config).lora_alpha, name, base, folder)
     elif job.format == "gguf":
+        texts = ModelfileTexts(system, asked)
         _write_gguf(
-            job, engine, present, base, system, own, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase)
+            job, engine, present, base, texts, own, lambda fraction, phrase: report(0.7 + 0.3 * fraction, phrase)
         )
     else:
         engine.export(folder)
@@ -87,6 +94,13 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
     for file in licence.licence_files(base):
         shutil.copyfile(file, folder / file.name)
     return result
+
+
+class ModelfileTexts(NamedTuple):
+    """What a Modelfile tells about how the model was asked."""
+
+    system: str
+    asked: tuple[AskedQuestion, ...]
 
 
 def _load(job: WriteJob, report: Report) -> Engine:
@@ -139,6 +153,19 @@ async def training_chats(config: RunConfig, count: int) -> list[list[dict[str, s
     return await _chats(config, refs)
 
 
+async def how_tasks_ask(config: RunConfig) -> tuple[AskedQuestion, ...]:
+    """How every task asks, with a training question of each: as many as a card has room for."""
+    asked = []
+    for name in config.tasks[:TASKS_SHOWN]:
+        try:
+            chats = await training_chats(msgspec.structs.replace(config, tasks=(name,)), 1)
+            wording = "" if name in CATALOGUE else library.load_task(name).spec.prompt
+        except (ScorerUnavailable, UnknownTask, BadTask):  # no reason to refuse an export
+            continue
+        asked += [AskedQuestion(name, wording, str(chat[-1]["content"])) for chat in chats]
+    return tuple(asked)
+
+
 async def _chats(config: RunConfig, refs: list[TaskRef]) -> list[list[dict[str, str]]]:
     async with Scorer() as scorer:
         candidates = await scorer.questions(refs)
@@ -165,20 +192,34 @@ def _answers(engine: Engine, chats: list[list[dict[str, str]]], tokens: int) -> 
     return [ReferenceAnswer(chat, list(ids), list(group[0].tokens)) for (chat, ids), group in pairs]
 
 
-def _write_gguf_adapter(job: WriteJob, engine: Engine, own: Path, base: Path, system: str) -> None:
+def _write_gguf_adapter(job: WriteJob, engine: Engine, own: Path, base: Path, texts: ModelfileTexts) -> None:
     """Write the adapter for the person's own GGUF file, and a Modelfile that applies it."""
     spec, folder = decoder_spec(read_json(base / "config.json")), Path(job.folder)
     write_adapter(spec, engine.adapter(), build_load_request(job.config).lora_alpha, folder / ADAPTER)
     context = min(context_length(spec), LARGEST_CONTEXT)
-    text = render_modelfile(base, str(own), context, system, job.config.thinking, adapter=ADAPTER)
+    thinking = job.config.thinking
+    text = render_modelfile(base, str(own), context, texts.system, thinking, adapter=ADAPTER, asked=texts.asked)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
 
 
-def require_quantised_base(own: Path | None) -> None:
-    """Raise UsageError where the model was not made from a GGUF file, BackendUnavailable without llama.cpp."""
+def require_quantised_base(own: Path | None, merges: bool) -> None:
+    """Raise UsageError where the model was not made from a GGUF file, or has to be rounded to that file's types and there is
+    no llama.cpp to do it. merges: an adapter goes into the file's own codes, which needs nothing else."""
     if own is None:
         raise UsageError("--quant same is for a model that was made from a GGUF file. Use --quant q8_0.")
-    LlamaCppBackend.check()
+    if not merges:
+        require_quantiser("All of its weights were trained")
+
+
+def require_quantiser(why: str) -> None:
+    """Raise UsageError with what needs no llama.cpp, where there is none. why: the adapter is not merged into the codes."""
+    try:
+        LlamaCppBackend.check()
+    except BackendUnavailable as error:
+        raise UsageError(
+            f"{why}, so --quant same rounds them to your file's types, which llama.cpp does. It is not here: "
+            f"{error.fix_command}. Without it: --quant q8_0."
+        ) from error
 
 
 def quantise_like(whole: Path, target: Path, base: Path | None) -> None:
@@ -222,12 +263,18 @@ def _merge_into_own(job: WriteJob, engine: Engine, config: RunConfig, base: Path
 
 
 def _write_gguf(
-    job: WriteJob, engine: Engine, config: RunConfig, base: Path, system: str, own: Path | None, report: Report
+    job: WriteJob,
+    engine: Engine,
+    config: RunConfig,
+    base: Path,
+    texts: ModelfileTexts,
+    own: Path | None,
+    report: Report,
 ) -> None:
     folder = Path(job.folder)
     if job.quant == "same" and own is not None and _merge_into_own(job, engine, config, base, own, report):
         context = min(context_length(read_spec(base)), LARGEST_CONTEXT)
-        text = render_modelfile(base, job.file, context, system, job.config.thinking)
+        text = render_modelfile(base, job.file, context, texts.system, job.config.thinking, asked=texts.asked)
         (folder / "Modelfile").write_text(text, encoding="utf-8")
         return
     merged = folder / MERGED
@@ -236,13 +283,14 @@ def _write_gguf(
     engine.close()
     kinds: dict[str, Kind] = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
     if job.quant == "same":
+        require_quantiser("What was trained cannot be merged into the codes of your file")
         merged_file = folder / f"{MERGED}.gguf"
         write_gguf(merged, merged_file, "F16", progress=report)
         quantise_like(merged_file, folder / job.file, own)
         merged_file.unlink()
     else:
         write_gguf(merged, folder / job.file, kinds[job.quant], progress=report)
-    context = context_length(read_spec(merged))
-    text = render_modelfile(merged, job.file, min(context, LARGEST_CONTEXT), system, job.config.thinking)
+    context = min(context_length(read_spec(merged)), LARGEST_CONTEXT)
+    text = render_modelfile(merged, job.file, context, texts.system, job.config.thinking, asked=texts.asked)
     (folder / "Modelfile").write_text(text, encoding="utf-8")
     shutil.rmtree(merged)

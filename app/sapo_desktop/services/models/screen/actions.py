@@ -13,6 +13,7 @@ from typing import Any
 
 from sapo_backends.child_process import last_line, stderr_lines
 from sapo_backends.errors import size_text
+from sapo_backends.packages import is_here
 from sapo_desktop import settings
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home
@@ -27,12 +28,13 @@ from sapo_desktop.services.models.screen.interface import (
     NewModelInfo,
     ProgressUpdate,
 )
-from sapo_desktop.services.models.shelf import mending, store
+from sapo_desktop.services.models.shelf import history, mending, store
 from sapo_desktop.services.models.shelf.overview import ModelOverview, load_overview
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes import children, supervisor
 from sapo_desktop.settings import flags
 from sapo_swarm.node.control_api import ControlClient, NodeError
+from sapo_swarm.node.training_count import TrainingCount
 
 # A chat in the dashboard: a separate process loads the models, and a working node waits meanwhile.
 
@@ -174,6 +176,9 @@ _GGUF = {
     "q4_0": "the same in 4 bits: the smallest, worse for small models",
     "same": "your GGUF file itself with the training in it: the same size, for llama.cpp, LM Studio and Ollama",
 }
+_ROUNDED = "your GGUF file's types, rounded by llama.cpp: the same size, for llama.cpp, LM Studio and Ollama"
+_NOT_CHECKED = "; llama.cpp is not installed here, so it is written but not checked"
+_NEEDS_LLAMA = "; needs llama.cpp, which is not installed here"
 _GGUF_ADAPTER = "an adapter on the GGUF file that you have, for llama.cpp and Ollama: nothing is rounded"
 _TO_LM_STUDIO = "a GGUF file in 8 bits in LM Studio's folder, where it lists the model"
 
@@ -261,7 +266,8 @@ class HomeModels:
         """Let the node train this model; returns a sentence."""
         model = await self._find(id)
         status = await control.switch_model(self._home, model)
-        return f"The node trains {model.name}" + (f", from round {status.round + 1} on" if model.trained else "")
+        trained = status.trained or (history.trained_count(model) if model.trained else TrainingCount())
+        return f"The node trains {model.name}" + (f", which had {trained}" if trained.newest else "")
 
     async def rename(self, id: str, name: str) -> str:
         """Rename it; returns a sentence."""
@@ -312,7 +318,7 @@ class HomeModels:
         return KeptTable(going_back.kept_state_header(), rows, going_back.LEGEND)
 
     async def go_back(self, id: str, target: int) -> str:
-        """Restore the weights after `target` rounds, through the node that trains it or without one; returns a sentence."""
+        """Restore the weights of the checkpoint `target`, through the node that trains it or without one; returns a sentence."""
         from sapo_desktop.services.models import going_back
 
         return await going_back.go_back(self._home, await self._find(id), target)
@@ -346,20 +352,25 @@ class HomeModels:
 
         sessions = self._known[id][1].story.sessions if id in self._known else ()
         lora = bool(sessions) and sessions[-1].method == "lora"
-        from_gguf = self._is_from_gguf(id)
+        from_gguf, missing = self._is_from_gguf(id), "" if is_here("llama_cpp") else _NOT_CHECKED
         found = []
         for name, info in FORMATS.items():
             if name == "gguf":
                 quants = [quant for quant in QUANTS if quant != "same" or from_gguf]
-                found += [ExportChoice(f"gguf {q}", _GGUF[q], ("--format", name, "--quant", q)) for q in quants]
+                whats = {q: _GGUF[q] + missing for q in quants}
+                if not lora and from_gguf:
+                    whats["same"] = _ROUNDED + (_NEEDS_LLAMA if missing else "")
+                found += [ExportChoice(f"gguf {q}", whats[q], ("--format", name, "--quant", q)) for q in quants]
             elif name != "adapter":
                 found.append(ExportChoice(name, info.what, ("--format", name)))
             elif lora:
-                what = _GGUF_ADAPTER if from_gguf else info.what
+                what = _GGUF_ADAPTER + missing if from_gguf else info.what
                 found.insert(0 if from_gguf else len(found), ExportChoice(name, what, ("--format", name)))
         if any(folder.is_dir() for folder in local_models.lm_studio_folders()):
             arguments = ("--to-lmstudio", "--quant", "q8_0")
-            found.insert(1 if from_gguf and lora else 0, ExportChoice("gguf for LM Studio", _TO_LM_STUDIO, arguments))
+            found.insert(
+                1 if from_gguf and lora else 0, ExportChoice("gguf for LM Studio", _TO_LM_STUDIO + missing, arguments)
+            )
         return tuple(found)
 
     def _is_from_gguf(self, id: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sapo_desktop.services.models.shelf.store import Model
@@ -12,7 +12,6 @@ from sapo_swarm.events import (
     CheckpointSaved,
     Evaluated,
     Event,
-    ExamplesRead,
     ExternalSwitched,
     RoundFinished,
     RunStarted,
@@ -20,6 +19,7 @@ from sapo_swarm.events import (
     settled_evaluations,
 )
 from sapo_swarm.node.journal import JournalError, leads_here, read_only
+from sapo_swarm.node.training_count import LINEAGE, TrainingCount, TrainingCounts
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.tasks.catalogue import new_tokens
@@ -31,12 +31,14 @@ STORY = ("run_started", "round", "evaluation", "external", "checkpoint")
 @dataclass(frozen=True)
 class TrainingHistory:
     """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet. undone:
-    evaluations of weights that a rollback discarded. backs: rollbacks by a person."""
+    evaluations of weights that a rollback discarded. counts: what each of its weights were trained with. backs:
+    rollbacks by a person."""
 
     sessions: tuple[RunStarted, ...] = ()
     rounds: tuple[RoundFinished, ...] = ()
     evaluations: tuple[Evaluated, ...] = ()
     problem: str = ""
+    counts: TrainingCounts = field(default_factory=TrainingCounts)
     undone: tuple[Evaluated, ...] = ()
     backs: tuple[CheckpointSaved, ...] = ()
 
@@ -74,6 +76,7 @@ def load_history(folder: Path) -> TrainingHistory:
         tuple(e for e in events if isinstance(e, RunStarted)),
         tuple(e for e in events if isinstance(e, RoundFinished)),
         tuple(settled_evaluations(events)),
+        counts=TrainingCounts.of(events),
         undone=tuple(undone_evaluations(events)),
         backs=tuple(e for e in events if isinstance(e, CheckpointSaved) and e.restored >= 0),
     )
@@ -92,6 +95,11 @@ def undone_evaluations(events: Sequence[Event]) -> list[Evaluated]:
 def describe_session(session: RunStarted) -> str:
     """What was different in this session, in words."""
     return safe_text("; ".join(session.changed), 2000, lines=False) or ("continued" if session.round else "begun")
+
+
+def session_start(done: TrainingCount) -> str:
+    """Where in training a session started, in a column's words."""
+    return done.when if done.newest else "from the start"
 
 
 def last_session(folder: Path) -> RunStarted | None:
@@ -117,23 +125,18 @@ def rounds_behind(model: Model) -> int:
     return max(model.rounds_done, rounds_told(model.folder))
 
 
-def practice_rounds(model: Model) -> int:
-    """The practice rounds among the model's rounds, which is what planned rounds count."""
-    return max(0, rounds_behind(model) - _examples_rounds(model.folder))
-
-
-def _examples_rounds(folder: Path) -> int:
-    """Rounds of examples recorded in the journal; 0 where it cannot be read."""
+def training_counts(folder: Path) -> TrainingCounts:
+    """What each of its weights were trained with: steps of examples and rounds of practice. Where the journal cannot be read,
+    every number is a round."""
     try:
-        events = _events(folder, ("examples", "base_trial"))
-        last = next((e for e in reversed(events) if isinstance(e, ExamplesRead)), None)
-        if last is not None and last.over and events[-1] is last:
-            return last.step
-        rounds = _events(folder, ("round",))  # a phase is or may be in progress: its rounds are listed one by one
+        return TrainingCounts.of(_events(folder, LINEAGE))
     except JournalError:
-        return 0
-    step, since = (last.step, last.round) if last is not None and last.over else (0, 0)
-    return step + sum(e.covers for e in rounds if isinstance(e, RoundFinished) and e.examples and e.round >= since)
+        return TrainingCounts()
+
+
+def trained_count(model: Model) -> TrainingCount:
+    """What the model's weights were trained with, what is in its log included."""
+    return training_counts(model.folder).at(rounds_behind(model))
 
 
 def with_room(config: RunConfig, folder: Path) -> RunConfig:

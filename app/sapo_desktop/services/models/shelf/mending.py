@@ -17,6 +17,7 @@ from sapo_desktop.services.models.shelf import history, store
 from sapo_desktop.services.models.shelf.store import Model, UnreadableModel
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RunStarted
+from sapo_swarm.node.training_count import count_of
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks import catalogue
 from sapo_swarm.tasks.own.spec import BadTask
@@ -37,9 +38,14 @@ def missing_base_hint(model: Model) -> str:
     """What to do where the folder or file of the model's base no longer exists; "" where it does, or the base is neither."""
     if not _is_folder(model) or os.path.exists(os.path.expanduser(model.config.model)):
         return ""
-    rounds = history.rounds_behind(model)
+    rounds = history.trained_count(model).rounds
     goal, why = (
-        (("--rounds", f"{rounds}"), f" (its {rounds:,} rounds are done: nothing is trained)") if rounds else ((), "")
+        (
+            ("--rounds", f"{rounds}"),
+            f" (its {count_of(rounds, 'round')} {'is' if rounds == 1 else 'are'} done: nothing is trained)",
+        )
+        if rounds
+        else ((), "")
     )
     place = "NEWFILE.gguf" if is_file_name(model.config.model) else "NEWFOLDER"
     cure = quote_command("sapo-desktop", "node", model.name, *goal, "--model", place)

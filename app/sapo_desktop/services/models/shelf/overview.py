@@ -17,6 +17,7 @@ from sapo_desktop.services.models.shelf.store import Model
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.checkpoints import folder_bytes
+from sapo_swarm.node.training_count import TrainingCount
 from sapo_swarm.tasks.catalogue import CATALOGUE
 
 
@@ -35,22 +36,13 @@ class ModelOverview:
 
     @property
     def rounds(self) -> int:
-        """Rounds that the model was trained for, those in its log included."""
+        """The running number of its weights, those in its log included: for programs, see `trained`."""
         return max(self.model.rounds_done, self.story.rounds[-1].round + 1 if self.story.rounds else 0)
 
     @property
-    def examples(self) -> int:
-        """The steps of examples among its rounds."""
-        return min(self.rounds, sum(event.covers for event in self.story.rounds if event.examples))
-
-    @property
-    def training(self) -> str:
-        """How long it was trained, in words."""
-        if not self.examples:
-            return _many(self.rounds, "round")
-        practice = self.rounds - self.examples
-        steps = f"{_many(self.examples, 'step')} of examples"
-        return f"{steps}, {_many(practice, 'round')} of practice" if practice else steps
+    def trained(self) -> TrainingCount:
+        """How far it was trained."""
+        return self.story.counts.at(self.rounds)
 
     @property
     def last_trained(self) -> float:
@@ -67,10 +59,6 @@ class ModelOverview:
     def judged(self) -> bool:
         """Whether its rewards are verdicts of a judge; else they are verified."""
         return self.story.judged
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def shown_preset(config: RunConfig) -> str:
