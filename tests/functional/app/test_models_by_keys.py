@@ -111,7 +111,7 @@ async def test_a_model_lives_its_life_by_keys_alone(home: Home) -> None:
         await keys.press(ESC, until=r"My models \(2\)")
 
         await keys.press("e", until="Export kim as")
-        await keys.press(DOWN, ENTER, until="Wrote kim.*as gguf to.*Esc close")
+        await keys.press(DOWN, ENTER, until=r"Wrote kim.*as gguf \(\d+ MB\) to.*Esc close")
         await keys.press(ESC, until=r"^(?!.*Esc close).*My models \(2\)")
         assert list((store.find_model(home, "kim").folder / "exports").rglob("*.gguf"))
 
