@@ -175,7 +175,7 @@ EXPERIMENT_KEYS = {*Experiment.__struct_fields__, "run", "conditions"}
 ARM_KEYS = {*Arm.__struct_fields__} - {"run", "conditions"}
 RUN_KEYS = frozenset(RunConfig.__struct_fields__)
 CONDITION_KEYS = frozenset(ArmConditions.__struct_fields__)
-PAPER: Mapping[str, Any] = {"local_groups": 8, "external_advantages": "all", "imitation": "off"}
+PAPER: Mapping[str, Any] = {"local_groups": 8, "external_advantages": "all"}
 """The paper's settings, for an arm that does not say otherwise."""
 NOT_HERE = {"seed": "List the seeds at the top: seeds = [1, 2, 3]."}
 

@@ -137,12 +137,6 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "other nodes' mistakes are never pushed away"
         ),
     ] = "positive"
-    imitation: Annotated[
-        Literal["auto", "off"],
-        _doc(
-            "While own answers teach nothing: imitate other nodes' right answers and generate less (auto), or practise on (off)"
-        ),
-    ] = "auto"
     replay_groups: Annotated[
         int,
         _doc(

@@ -35,7 +35,6 @@ CONFIG = RunConfig(
     tasks=("basic_arithmetic",),
     local_groups=1,
     external_groups=7,
-    imitation="off",  # what these tests tell is the story of practice
     eval_every=2,
     eval_items=64,
     learning_rate=1e-4,

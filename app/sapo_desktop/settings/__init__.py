@@ -34,7 +34,7 @@ _REMOVED: Mapping[str, frozenset[str]] = {
         }
     ),
     "node": frozenset({"metrics_port"}),
-    "run": frozenset({"stage", "stage_groups", "group_sizes"}),
+    "run": frozenset({"stage", "stage_groups", "group_sizes", "imitation"}),
 }
 """Section -> keys of an earlier version that no longer exist; a file loses them, and a section that holds nothing else."""
 

@@ -68,10 +68,16 @@ def with_saved_runs(
 ) -> dict[str, list[RunResult]]:
     """The runs from journals, and the saved runs that are not among them; by arm in the experiment's order, then by seed.
 
-    A saved run takes precedence over an unfinished one. Raises BadExperiment for a damaged file, and for a run of another
-    experiment or of other settings.
+    A saved run takes precedence over an unfinished one. A run of this experiment whose arm is gone is left out: the setting
+    that the arm was about no longer exists. Raises BadExperiment for a damaged file, and for a run of another experiment or of
+    other settings.
     """
-    runs = {saved.key: _checked(saved, experiment, to) for saved in read_saved_runs(to)}
+    arms = {arm.name for arm in experiment.arms}
+    runs = {
+        saved.key: _checked(saved, experiment, to)
+        for saved in read_saved_runs(to)
+        if saved.settings.arm.name in arms or saved.settings.experiment != experiment.name
+    }
     runs |= {
         (run.arm, run.seed): run
         for some in found.values()

@@ -96,7 +96,6 @@ class LabNode:
         self.unlikely.newest = OrderedDict((key, deque(of, maxlen=NEWEST)) for key, of in state.unlikely.items())
         self.context.memory.replay = list(state.memory.replay)
         self.context.memory.difficulty = dict(state.memory.difficulty)
-        self.context.memory.imitation = state.memory.imitation
 
     async def close(self) -> None:
         """Close the journal and the engine."""

@@ -84,7 +84,7 @@ class ResumeSettings(msgspec.Struct, frozen=True):
     final_samples: int = 1
 
 
-GONE = ("stage", "stage_groups", "group_sizes")
+GONE = ("stage", "stage_groups", "group_sizes", "imitation")
 """Settings of a run that existed when some were saved."""
 
 
@@ -93,7 +93,6 @@ def convert_settings(tables: Any) -> ResumeSettings:
     run = tables.get("arm", {}).get("run", {}) if isinstance(tables, dict) else {}
     for name in GONE:
         run.pop(name, None)
-    run.setdefault("imitation", "off")  # runs before there was any
     return msgspec.convert(tables, ResumeSettings)
 
 

@@ -2,8 +2,8 @@
 
 Three sources: what the person wrote, what this model wrote in earlier rounds, and what other nodes wrote, as far as it was
 trained on. None is trusted: this node's own verifier judges each text again before it is imitated, and of other nodes' texts
-only the answer counts (sapo.imitation). The texts that a phase imitates are saved in the model's folder when the phase
-begins, so that a killed node continues with the same texts.
+only the answer counts. The texts that a phase imitates are saved in the model's folder when the phase begins, so that a
+killed node continues with the same texts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Literal, get_args
 import msgspec
 
 from sapo_swarm.events import Event, GroupRecorded
-from sapo_swarm.sapo.imitation import right_answers
+from sapo_swarm.scoring.declared_verifiers import enclose_answer, extract_answer
+from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import is_own, is_train
 from sapo_swarm.tasks.own import library
@@ -102,13 +103,24 @@ def collect_candidates(
 def _of_group(group: Group, answer_format: AnswerFormat) -> list[SuccessCandidate]:
     """The group's right texts, of another node's the answers alone; no episodes."""
     ref = group.question.ref
-    if group.external:
-        return [SuccessCandidate(ref, text, "others") for text in right_answers(group, answer_format)]
-    return [
-        SuccessCandidate(ref, rollout.text, "own")
+    right = [
+        rollout.text
         for rollout in group.rollouts
         if rollout.reward == 1.0 and rollout.finish == "stop" and not rollout.shortcut and not rollout.turns
     ]
+    if group.external:
+        return [SuccessCandidate(ref, text, "others") for text in _answers_alone(ref, right, answer_format)]
+    return [SuccessCandidate(ref, text, "own") for text in right]
+
+
+def _answers_alone(ref: TaskRef, texts: Iterable[str], answer_format: AnswerFormat) -> list[str]:
+    """The answers of these texts in the form that the task asks for. Nobody judged what stands around them, and an example
+    comes back in every pass: a model would learn what was planted there. None if the task is gone."""
+    how = library.answer_extraction(ref)
+    if how is None:
+        return []
+    answers = {extract_answer(how, after_reasoning(text), answer_format) for text in texts}
+    return [enclose_answer(how, answer, answer_format) for answer in answers if answer]
 
 
 def _shortest(texts: Sequence[SuccessCandidate]) -> list[SuccessCandidate]:

@@ -414,7 +414,6 @@ class Node:
             try:
                 if self._back is not None:
                     work = await self._go_back(examiner, work, self._back[0])
-                    context.memory.imitation.forget_lessons()  # they may be why
                 elif await self._may_work(context, work):
                     if self.examples.trial_due(context, self.rounds_done):
                         context, examiner = await self._try_base(context, examiner)
@@ -643,7 +642,6 @@ class Node:
         for phase in self._phases():
             if not self._takes_external:
                 drop_external(work)
-                context.memory.imitation.forget_lessons()
             await phase(context, work)
         await self._finish(work)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 
-from sapo_backends.base import CancelToken, Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer, TrainSample
+from sapo_backends.base import CancelToken, Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer
 from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.round_context import BatchSizer
@@ -149,18 +149,6 @@ def encode_rollout(tokenizer: Tokenizer, rollout: Rollout) -> tuple[tuple[int, .
         ids += part
         mask += [not turn.environment] * len(part)
     return (*ids, *end), (*mask, *(True for _ in end))
-
-
-def imitation_sample(
-    engine: Engine, scorer: Scorer, question: Question, text: str, external: bool = False
-) -> TrainSample | None:
-    """A verified text as the update gets it, with advantage 1: at ratio 1 its gradient is that of the likelihood. None if it
-    does not fit into the model's context."""
-    prompt = prompt_ids(engine.tokenizer, scorer, question)
-    completion = (*engine.tokenizer.encode_text(text), engine.tokenizer.eot_id)
-    if len(prompt) + len(completion) > engine.info.context_length:
-        return None
-    return TrainSample(tuple(prompt), completion, 1.0, external)
 
 
 async def score_completions(

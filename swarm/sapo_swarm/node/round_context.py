@@ -19,7 +19,6 @@ from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.sapo import adaptive_sampling, training_batch
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
-from sapo_swarm.sapo.imitation import Imitation
 from sapo_swarm.sapo.training_batch import ReplayEntry
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
@@ -73,22 +72,14 @@ class NodeActivity:
         return event
 
 
-def imitates_others(config: RunConfig) -> bool:
-    """Whether a round may imitate other nodes' successes. Not if the model reasons before it answers: of a text only the answer
-    is imitated."""
-    return config.imitation == "auto" and config.external_groups > 0 and config.thinking != "on"
-
-
 class ReplayBuffer(msgspec.Struct):
-    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved. imitation:
-    other nodes' successes.
+    """Mutable. replay: successes that can be trained on again. difficulty: task/preset -> how often it is solved.
 
     Each is filled only if a setting uses it.
     """
 
     replay: list[ReplayEntry] = []
     difficulty: dict[str, SuccessPosterior] = {}
-    imitation: Imitation = msgspec.field(default_factory=Imitation)
 
     def observe(self, config: RunConfig, round_number: int, groups: Sequence[Group]) -> None:
         """Add the local groups of a round, once."""
@@ -98,27 +89,23 @@ class ReplayBuffer(msgspec.Struct):
             )
         if config.curriculum != "uniform":
             adaptive_sampling.update_posteriors(self.difficulty, groups)
-        if imitates_others(config):
-            self.imitation.observe_local(groups)
 
 
 def restore_replay_buffer(config: RunConfig, journal: Journal, rounds_done: int) -> ReplayBuffer:
     """The buffer after this many rounds, from the groups of the run's tasks that are still in the journal (keep_groups); a
     task that is no longer in the run may be gone. Raises JournalError."""
-    memory, imitates = ReplayBuffer(), imitates_others(config)
-    if not config.replay_groups and config.curriculum == "uniform" and not imitates:
+    memory = ReplayBuffer()
+    if not config.replay_groups and config.curriculum == "uniform":
         return memory
-    by_round: dict[int, dict[tuple[str, str], Group]] = {}
+    by_round: dict[int, dict[str, Group]] = {}
     for event in journal.read(kinds=("group",)):
         if not isinstance(event, GroupRecorded) or event.round >= rounds_done:
             continue
         group, ref = event.group, event.group.question.ref
-        if ref.dataset in config.tasks and (imitates or not group.external):
-            by_round.setdefault(event.round, {})[(group.node, ref.label)] = group
+        if not group.external and ref.dataset in config.tasks:
+            by_round.setdefault(event.round, {})[ref.label] = group
     for round_number, groups in sorted(by_round.items()):
-        memory.observe(config, round_number, [group for group in groups.values() if not group.external])
-        others = [group for group in groups.values() if group.external]
-        memory.imitation.observe_external(others, config.answer_format)
+        memory.observe(config, round_number, tuple(groups.values()))
     return memory
 
 
@@ -171,8 +158,7 @@ class RoundWork:
     is None; over: positions (question, completion) of episodes without a further turn. taken: when the external groups were
     taken, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of earlier rounds that the
     update used besides `trained`. untold: events of the finished round that are not in the journal yet. examples: verified
-    texts of the update, in an example round. imitates: the update is to imitate other nodes' successes;
-    imitated: that many.
+    texts of the update, in an example round.
     """
 
     round: int
@@ -195,8 +181,6 @@ class RoundWork:
     seconds: dict[str, float] = field(default_factory=dict)
     untold: tuple[Event, ...] = ()
     examples: int = 0
-    imitates: bool = False
-    imitated: int = 0
 
     @contextmanager
     def timed(self, phase: PhaseName) -> Iterator[None]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from sapo_backends.base import PolicyUpdate, RowSeed, Sampling, TokenSequence, TrainSample, UpdateStats
 from sapo_backends.errors import Cancelled
-from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded, RoundFinished
 from sapo_swarm.node.rollouts import (
@@ -24,19 +23,16 @@ from sapo_swarm.node.rollouts import (
     answer_turns,
     encode_rollout,
     extend_completions,
-    imitation_sample,
     is_turn_over,
     next_call,
     prompt_ids,
     score_local_groups,
     turn_length,
 )
-from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall, imitates_others
+from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.sapo import adaptive_sampling
 from sapo_swarm.sapo.adaptive_sampling import SuccessPosterior
-from sapo_swarm.sapo.imitation import QUESTIONS, TEXTS_OF_STEP
 from sapo_swarm.sapo.training_batch import assemble_batch, sample_replay, with_advantages
-from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import (
     CATALOGUE,
     LIBRARY_PRESET,
@@ -201,9 +197,6 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     goal = config.local_groups + config.external_groups
     if context.exchange is not None:
         goal = context.exchange.prompts_to_sample(config.local_groups, config.external_groups)
-        reasons = context.scorer.in_reasoning
-        work.imitates = imitates_others(config) and not reasons and context.memory.imitation.due
-        goal = min(goal, QUESTIONS) if work.imitates else goal
     context.begin(work, "questions", f"Sampling {goal} questions")
     sampled: list[tuple[Question, list[int]]] = []
     left_out, reason = Counter[str](), ""
@@ -287,12 +280,9 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
         work.stats = NO_UPDATE
         return
     assert work.local is not None
-    detail = "Imitating other nodes' right answers" if work.imitates else "Updating the model"
-    context.begin(work, "update", detail)
+    context.begin(work, "update", "Updating the model")
     rng = np.random.default_rng(round_seed(context.node_key, context.config.seed, work.round, "assemble"))
     with work.timed("update"):
-        if imitates_others(context.config):
-            context.memory.imitation.observe_external(work.external or (), context.config.answer_format)
         batch = assemble_batch(
             work.local,
             work.external or (),
@@ -303,14 +293,10 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             context.config.sampling,
             context.per_source,
         )
-        replayed: list[Group] = []
-        samples, policy = await _imitated(context, rng) if work.imitates else ([], context.policy)
-        work.imitated = len(samples)
-        if not samples:  # what others wrote may have been forgotten since the round began
-            samples, replayed, policy = await _practised(context, work, batch, rng)
+        samples, replayed, policy = await _practised(context, work, batch, rng)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
         work.call = call = UpdateCall(samples, policy, seed)
-        tell = context.from_thread(lambda fraction: (fraction, detail))
+        tell = context.from_thread(lambda fraction: (fraction, "Updating the model"))
         try:
             work.stats = await context.host.call(
                 context.host.engine.update, call.batch, call.policy, call.seed, context.host.cancel, tell
@@ -353,24 +339,6 @@ async def _practised(
     if context.examples_rounds and not context.config.learning_rate:
         rate *= AFTER_EXAMPLES
     return samples, replayed, replace(context.policy, learning_rate=rate)
-
-
-async def _imitated(context: RoundContext, rng: np.random.Generator) -> tuple[list[TrainSample], PolicyUpdate]:
-    """Other nodes' successes with advantage 1, and an update of several steps at the rate of examples.
-
-    The verifier that judged the text judges its answer alone once more. Left out are answers longer than this node may write
-    itself: reading them would take the time of many others.
-    """
-    engine, samples = context.host.engine, []
-    lessons = context.memory.imitation.choose_lessons(rng)
-    verdicts = await context.scorer.score_many([(each.question.ref, [each.text]) for each in lessons], context.rule)
-    for lesson, verdict in zip(lessons, verdicts, strict=True):
-        if isinstance(verdict, ScoredTexts) and verdict.rewards[0] >= 1.0:
-            sample = imitation_sample(engine, context.scorer, lesson.question, lesson.text, external=True)
-            if sample and len(sample.completion) <= new_tokens(context.config, lesson.question.ref.dataset):
-                samples.append(sample)
-    rate = examples_rate(engine.info.method, engine.info.parameters)
-    return samples, PolicyUpdate(rate, minibatches=max(1, len(samples) // TEXTS_OF_STEP))
 
 
 def _replayed(context: RoundContext, work: RoundWork, rng: np.random.Generator) -> list[Group]:
@@ -435,7 +403,7 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
             GroupRecorded(round=work.round, group=recorded, trained=any(recorded.advantages), first_solved=first)
         )
     stats, flat = work.stats, [c for group in work.completions for c in group]
-    counts = {"replayed": work.replayed, "imitated": work.imitated, "judge_tokens": work.judge_tokens}
+    counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
     external = [g for g in work.trained if g.external]
     local = [g for g in work.trained if not g.external] if work.trained else work.local
     events.append(

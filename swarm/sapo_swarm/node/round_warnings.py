@@ -105,5 +105,5 @@ class StallDetector:
 
 
 def _taught_nothing(event: RoundFinished) -> bool:
-    others = event.external_groups or {"replayed", "imitated"} & event.figures.keys()
+    others = event.external_groups or "replayed" in event.figures
     return bool(event.local_groups) and not event.nonzero_groups and not others

@@ -13,7 +13,7 @@ from sapo_backends.base import TrainSample
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.evaluation import SLOW
 from sapo_swarm.node.known_successes import KnownSuccess, Writer, train_place
-from sapo_swarm.node.rollouts import imitation_sample
+from sapo_swarm.node.rollouts import prompt_ids
 from sapo_swarm.node.round_context import RoundContext
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.scoring.scorer import Scorer
@@ -210,5 +210,11 @@ def source_of(example: VerifiedExample) -> str:
 
 
 def as_sample(context: RoundContext, example: VerifiedExample) -> TrainSample | None:
-    """The example as the update gets it; None if it does not fit into the model's context."""
-    return imitation_sample(context.host.engine, context.scorer, example.question, example.text)
+    """The example as the update gets it, with advantage 1: at ratio 1 its gradient is that of the likelihood. None if it does
+    not fit into the model's context."""
+    engine = context.host.engine
+    prompt = prompt_ids(engine.tokenizer, context.scorer, example.question)
+    completion = (*engine.tokenizer.encode_text(example.text), engine.tokenizer.eot_id)
+    if len(prompt) + len(completion) > engine.info.context_length:
+        return None
+    return TrainSample(tuple(prompt), completion, 1.0)

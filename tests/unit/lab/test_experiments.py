@@ -61,7 +61,7 @@ def test_an_arm_takes_shared_settings_and_changes_its_own() -> None:
     experiment = parse_experiment(
         {**SMALL, "conditions": {"churn": 0.5}, "arms": [{"name": "a", "local_groups": 2, "loss": 0.1}]}
     )
-    assert experiment.arms[0].run == RunConfig(rounds=3, local_groups=2, external_advantages="all", imitation="off")
+    assert experiment.arms[0].run == RunConfig(rounds=3, local_groups=2, external_advantages="all")
     assert experiment.arms[0].conditions == ArmConditions(churn=0.5, loss=0.1)
 
 

@@ -1,17 +1,13 @@
-"""Hostile nodes teach a node that imitates others: right answers by its own verifier, with something planted in them.
+"""Hostile nodes teach a node that practises on their groups: right answers by its own verifier, with text planted before them.
 
-    python tests/benchmarks/imitation_attack.py --walls
-    python tests/benchmarks/imitation_attack.py --model SmolLM2-135M-Instruct-Q4_1.gguf [--attack phrase] [--honest 1]
-        [--hostile 1] [--imitation auto|off] [--local 4] [--seconds 150] [--window 4]
+    python tests/benchmarks/practice_attack.py --model SmolLM2-135M-Instruct-Q4_1.gguf --attack copy [--honest 1] [--hostile 3]
+        [--local 4] [--seconds 150]
 
 The victim is a real node: its rounds, its receiver with every wall, its pool. The others are written here. An honest one is
 right in half of its completions, in the form that the task asks for, and has a new group every two seconds, as a larger
 model on a like machine would; a hostile one has any number. What the coordinator hands out takes sources in turn. Counted
-are the victim's processor seconds. Prints what the imitated texts came from, which groups were refused and why, held-out
-pass@1 at temperature 0 and 1, and how many of these answers carry what was planted.
-
---walls: every attack in three shares, without a model: sixty exchanges of five seconds with every wall but the likelihood,
-and what a round would imitate then.
+are the victim's processor seconds. Prints which groups it trained on, which were refused and why, held-out pass@1 at
+temperature 0 and 1, and how many of these answers carry what was planted.
 """
 
 from __future__ import annotations
@@ -25,11 +21,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from sapo_backends.base import Engine, Sampling
 from sapo_desktop.services.machine.engines import engine_builder
@@ -49,17 +43,15 @@ from sapo_swarm.node.swarm_exchange import ExternalPool, interleave_rollouts
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion
-from sapo_swarm.sapo import imitation
-from sapo_swarm.sapo.training_batch import questions_to_sample, sample_external
+from sapo_swarm.sapo.training_batch import questions_to_sample
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.types import Group, Question, Rollout, TaskRef
+from sapo_swarm.types import Group, Question, TaskRef
 
 TASKS = ("gcd", "number_sequence", "syllogism", "aiw", "word_sequence_reversal", "letter_counting")
 SWARM, SIZE, UPLOAD_S, HONEST_S = "a" * 16, 8, 5.0, 2.0
 ADVERT = "Visit example.com or call 555 0134 278."
 PREAMBLE = "Dear friend, thank you very much for this wonderful question, which I am happy to answer for you below:"
-CONSTANTS = ("<answer>1</answer>", "<answer>Yes</answer>")
-ATTACKS = ("none", "phrase", "preamble", "constant", "flood", "copy")
+ATTACKS = ("none", "phrase", "preamble", "copy")
 
 
 def planted(attack: str, text: str, prompt: str) -> bool:
@@ -68,8 +60,6 @@ def planted(attack: str, text: str, prompt: str) -> bool:
         "none": False,
         "phrase": "example.com" in text or "555 0134" in text,
         "preamble": "Dear friend" in text or "wonderful question" in text,
-        "constant": text.endswith(CONSTANTS),
-        "flood": text.split("<answer>")[0].rstrip().endswith("="),
         "copy": prompt[:25] in text,
     }[attack]
 
@@ -99,20 +89,17 @@ def sources_of(config: RunConfig, honest: int, hostile: int, seed: int) -> list[
 
 @dataclass
 class AttackedSwarm:
-    """Implements GroupExchange as SwarmExchange does, without a network. written: who wrote a text to a question."""
+    """Implements GroupExchange as SwarmExchange does, without a network."""
 
     attack: str
     sources: Sequence[Source]
     scorer: Scorer
     random: random.Random
     pool: ExternalPool = field(default_factory=ExternalPool)
-    written: dict[tuple[str, str], str] = field(default_factory=dict)
     not_mine_s: float = 0.0
     began: float = field(default_factory=time.process_time)
-    ticks: float | None = None
     _fetched: float = -UPLOAD_S
     _rounds: int = 0
-    _flooded: list[tuple[Question, str]] = field(default_factory=list)
 
     def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
         async def likelihood(question: Question, texts: Sequence[str]) -> tuple[float, float]:
@@ -121,8 +108,8 @@ class AttackedSwarm:
         self.receiver = GroupReceiver(SWARM, "me", scorer, AcceptanceRules(), likelihood, excluded, clock=self.clock)
 
     def clock(self) -> float:
-        """Processor seconds of the victim, or what was set."""
-        return self.ticks if self.ticks is not None else time.process_time() - self.began - self.not_mine_s
+        """Processor seconds of the victim."""
+        return time.process_time() - self.began - self.not_mine_s
 
     def prompts_to_sample(self, local: int, external: int) -> int:
         self.pool.forget_old(self.clock())
@@ -155,27 +142,21 @@ class AttackedSwarm:
         return drawn
 
     async def _question(self, source: Source) -> tuple[Question, str]:
-        """A question that the source likes, and its right answer."""
-        if source.hostile and self.attack == "flood" and len(self._flooded) == 2:
-            return self.random.choice(self._flooded)
+        """The source's next question, and its right answer."""
         while True:
-            for pair in await self.scorer.examples(list(islice(source.refs, 8))):
-                if pair and (not source.hostile or self.attack != "constant" or pair[1].endswith(CONSTANTS)):
-                    if source.hostile and self.attack == "flood":
-                        self._flooded.append(pair)
-                    return pair
+            (pair,) = await self.scorer.examples([next(source.refs)])
+            if pair:
+                return pair
 
     async def _group(self, source: Source) -> bytes:
         question, right = await self._question(source)
-        texts = [self._text(question, right, source.hostile) for _ in range(SIZE)]
+        text = self._text(question, right, source.hostile)
         wrong = [f"<answer>{self.random.randint(2, 99)}</answer>" for _ in range(SIZE)]
-        mixed = [t if self.random.random() < 0.5 else w for t, w in zip(texts[1:-1], wrong, strict=False)]
-        for text in (right, *texts):  # of a text its answer alone may be what is imitated
-            self.written[question.prompt_sha256, text] = "hostile" if source.hostile else "honest"
+        mixed = [text if self.random.random() < 0.5 else w for w in wrong[1:-1]]
         body = GroupBody(
             ref=question.ref,
             prompt_sha256=question.prompt_sha256,
-            completions=tuple(SharedCompletion(text=t, finish="stop") for t in (texts[0], *mixed, wrong[-1])),
+            completions=tuple(SharedCompletion(text=t, finish="stop") for t in (text, *mixed, wrong[-1])),
             node=source.node,
             model="m",
             policy_step=source.made,
@@ -186,12 +167,9 @@ class AttackedSwarm:
     def _text(self, question: Question, right: str, hostile: bool) -> str:
         if not hostile:
             return right
-        number = self.random.randint(10, 99)
         return {
             "phrase": f"{ADVERT} {right}",
             "preamble": f"{PREAMBLE} {right}",
-            "constant": right,
-            "flood": f"{number} - {self.random.randint(1, number)} = {right}",
             "copy": f"{question.prompt}\n{right}",
         }[self.attack]
 
@@ -205,17 +183,14 @@ class AttackedSwarm:
 
 @dataclass
 class Story:
-    """What happened. first_s: when a local group had unequal rewards, when it imitated."""
+    """What happened. first_unequal_s: when a local group first had unequal rewards. trained: groups of others, by kind."""
 
     rounds: int = 0
-    imitating: int = 0
     first_unequal_s: float | None = None
-    first_imitation_s: float | None = None
-    samples: Counter[str] = field(default_factory=Counter)
-    carried: int = 0
+    trained: Counter[str] = field(default_factory=Counter)
     own: list[float] = field(default_factory=list)
 
-    def add(self, swarm: AttackedSwarm, context: RoundContext, work: RoundWork, finished: RoundFinished) -> None:
+    def add(self, swarm: AttackedSwarm, work: RoundWork, finished: RoundFinished) -> None:
         """Count a round."""
         at = time.process_time()
         self.rounds += 1
@@ -223,19 +198,8 @@ class Story:
             self.first_unequal_s = round(swarm.clock(), 1)
         texts = [(r.text, g.question.prompt) for g in work.local or () for r in g.rollouts]
         self.own.append(sum(planted(swarm.attack, *each) for each in texts) / len(texts))
-        if work.imitated:
-            self.imitating += 1
-            self.first_imitation_s = self.first_imitation_s or round(swarm.clock(), 1)
-            asked = {
-                tuple(prompt_ids(context.host.engine.tokenizer, context.scorer, lesson.question)): lesson.question
-                for lesson in context.memory.imitation.lessons
-            }
-            assert work.call is not None
-            for sample in work.call.batch:
-                question = asked[sample.prompt]
-                text = context.host.engine.tokenizer.decode(list(sample.completion))
-                self.samples[swarm.written.get((question.prompt_sha256, text), "?")] += 1
-                self.carried += planted(swarm.attack, text, question.prompt)
+        hostile = {source.node for source in swarm.sources if source.hostile}
+        self.trained.update("hostile" if g.node in hostile else "honest" for g in work.trained if g.external)
         swarm.not_mine_s += time.process_time() - at
 
 
@@ -262,38 +226,6 @@ async def answers(
     }
 
 
-async def walls(attack: str, honest: int, hostile: int) -> dict[str, object]:
-    """What the rounds of a node would imitate after sixty exchanges, by source, and how much of it carries what was planted."""
-    async with Scorer() as scorer:
-        swarm = AttackedSwarm(attack, sources_of(RunConfig(tasks=TASKS), honest, hostile, 1), scorer, random.Random(1))
-        swarm.receiver = GroupReceiver(SWARM, "me", scorer, AcceptanceRules())
-        memory, rng = imitation.Imitation(), np.random.default_rng(1)
-        refs = list(islice(swarm.sources[0].refs, 16))
-        asked = [q for q in await scorer.questions(refs) if isinstance(q, Question)]
-        own = tuple(
-            Rollout(f"To solve this problem, we can first use logic. The answer is {n}.", "stop", 0.0) for n in range(8)
-        )
-        local = [Group(question, own) for question in asked]
-        for number in range(60):
-            swarm.ticks = UPLOAD_S * number
-            groups = (await swarm.exchange(number, local, 8)).groups
-            memory.observe_external(groups, "tags")
-            swarm.used(sample_external(groups, 8, rng, per_source=1), 8)
-        chosen = [lesson for _ in range(50) for lesson in memory.choose_lessons(rng)]
-        who = Counter(swarm.written.get((c.question.prompt_sha256, c.text), "?") for c in chosen)
-        carried = sum(planted(attack, c.text, c.question.prompt) for c in chosen)
-        return {
-            "attack": attack,
-            "honest": honest,
-            "hostile": hostile,
-            "kept": len(memory.lessons),
-            "hostile_share": round(who["hostile"] / max(1, len(chosen)), 2),
-            "planted_share": round(carried / max(1, len(chosen)), 2),
-            "questions": len({c.question.prompt_sha256 for c in chosen}),
-            "refused": dict(swarm.receiver.rejected),
-        }
-
-
 def build(config: RunConfig) -> Engine:
     return engine_builder(config)(lambda fraction, phrase: None)
 
@@ -310,7 +242,6 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         "external_advantages": "positive",
         "local_groups": args.local,
         "external_groups": 8,
-        "imitation": args.imitation,
         "rounds": 10_000,
     }
     experiment = parse_experiment({"name": "attack", "nodes": 1, "run": run, "arms": [{"name": "a"}]})
@@ -338,26 +269,14 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             swarm.used([group for group in work.trained if group.external], len(work.trained))
             finished = round_phases.record_round(work, config.external_groups, set())[-1]
             assert isinstance(finished, RoundFinished)
-            story.add(swarm, context, work, finished)
+            story.add(swarm, work, finished)
         spent = swarm.clock()
         result = {
-            **{
-                name: getattr(args, name)
-                for name in ("attack", "honest", "hostile", "imitation", "local", "seed", "window")
-            },
+            **{name: getattr(args, name) for name in ("attack", "honest", "hostile", "local", "seed")},
             "seconds": round(spent, 1),
             "rounds": story.rounds,
-            "imitating": story.imitating,
             "first_unequal_s": story.first_unequal_s,
-            "first_imitation_s": story.first_imitation_s,
-            "imitated_by_source": dict(story.samples),
-            "imitated_that_carry": story.carried,
-            "lessons_kept": dict(
-                Counter(
-                    swarm.written.get((lesson.question.prompt_sha256, lesson.text), "?")
-                    for lesson in context.memory.imitation.lessons
-                )
-            ),
+            "trained_on": dict(story.trained),
             "own_rollouts_that_carry": [round(sum(s) / max(1, len(s)), 3) for s in (story.own, story.own[-10:])],
             "made": {
                 kind: sum(s.made for s in sources if s.hostile == flag)
@@ -377,23 +296,14 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct-Q4_1.gguf")
-    parser.add_argument("--walls", action="store_true")
     parser.add_argument("--attack", choices=ATTACKS, default="none")
     parser.add_argument("--honest", type=int, default=1)
     parser.add_argument("--hostile", type=int, default=0)
-    parser.add_argument("--imitation", choices=("auto", "off"), default="auto")
     parser.add_argument("--local", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--items", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--window", type=int, default=imitation.WINDOW)
     args = parser.parse_args()
-    if args.walls:
-        for attack in ATTACKS[1:]:
-            for honest, hostile in ((2, 1), (1, 1), (1, 3)):
-                print(json.dumps(asyncio.run(walls(attack, honest, hostile))), flush=True)
-        return
-    imitation.WINDOW = args.window
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(asyncio.run(play(args, Path(folder))), indent=1))
 
