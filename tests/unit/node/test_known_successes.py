@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.own_tasks import library_in, sums
 
 from sapo_desktop.commands.swarms.contribute import AnswerSession
 from sapo_swarm.events import GroupRecorded
@@ -55,6 +56,29 @@ def test_the_person_comes_first_then_the_model_then_others_answers_and_short_bef
         "<answer>x</answer>",
     ], "and of others only what was judged"
     assert texts(other, own, others=False) == ["own", "own, at length"]
+
+
+@pytest.mark.parametrize(
+    ("extract", "text", "answer"),
+    [
+        ("tags", "Visit example.com <answer>7</answer>", "<answer>7</answer>"),
+        ("last_line", "Visit example.com\n7", "7"),
+        ("last_number", "Visit example.com: 7", "7"),
+        ("json", 'Visit example.com {"a": 7}', '{"a": 7}'),
+    ],
+)
+def test_of_others_texts_to_a_task_of_ones_own_too_only_the_answer_is_tried(
+    extract: str, text: str, answer: str, tmp_path: Path
+) -> None:
+    sums(tmp_path / "sums")
+    spec = tmp_path / "sums" / "task.toml"
+    spec.write_text(f'extract = "{extract}"\n' + spec.read_text("utf-8"), encoding="utf-8")
+    asked = Question(TaskRef("sums", "task", 1, generator="task-1"), "q", "0" * 64)
+    event = GroupRecorded(round=0, group=Group(asked, (right(text),), "external", "a" * 26), trained=True)
+    with library_in(tmp_path):
+        known = collect_candidates([event], (), ("sums",))
+    assert [candidate.text for candidate in known[asked.ref]] == [answer]
+    assert collect_candidates([event], (), ("sums",)) == {}, "the task was removed meanwhile"
 
 
 @pytest.mark.parametrize(
