@@ -33,6 +33,9 @@ from tests.support.terminal import Terminal, terminal  # noqa: E402
 START, END = "\x1b[200~", "\x1b[201~"
 """What a terminal writes around something that is pasted or dropped."""
 
+READING_S = 2.0
+"""How long a person looks at a screen that has come to rest before Enter."""
+
 
 class Keyboard:
     """Presses keys, counts them, and keeps when which text was on the screen first."""
@@ -59,6 +62,14 @@ class Keyboard:
         if self._says:
             print(f"--- {moment}, after {self.seen[moment]} s, {self.keys} keys\n{text}", file=sys.stderr, flush=True)
 
+    async def reads(self) -> None:
+        """Wait until the screen has not changed for READING_S."""
+        text, since = "", time.monotonic()
+        while time.monotonic() - since < READING_S:
+            if (now := self._shown.text()) != text:
+                text, since = now, time.monotonic()
+            await asyncio.sleep(0.1)
+
 
 def trains(home: Path) -> bool:
     """Whether a node has begun a model there."""
@@ -71,12 +82,16 @@ async def first_time(base: Path, table: Path, home: Path, columns: int, rows: in
     async with terminal(home.parent / "unused", [*own, sys.executable, "-m", "sapo_desktop"], columns, rows) as shown:
         person = Keyboard(shown, says)
         await person.until(r"Enter", "questions")
+        await asyncio.sleep(1.0)  # nobody drops a file sooner
         person.press(f"{START}{base}{END}")
         await person.until(re.escape(base.stem[:12]), "model taken")
         person.press(f"{START}{table}{END}")
         await person.until(re.escape(table.name), "table taken")
         while not trains(home):
             await person.until(r"Enter [a-z]", f"Enter {person.keys - 1}", 300.0)
+            await person.reads()
+            if trains(home) or not re.search(r"Enter [a-z]", shown.text()):
+                continue
             footer = next(line for line in shown.text().splitlines() if re.search(r"Enter [a-z]", line))
             person.press("\r")
             await shown.shows(lambda text, asked=footer: asked not in text or trains(home))
