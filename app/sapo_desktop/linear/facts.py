@@ -136,7 +136,7 @@ def _held_out(state: DashboardState) -> list[str]:
     for score in latest.tasks:
         base = before.get(score.task)
         came = "" if base is None else f"from {100 * base:.0f} to "
-        note = ", with an answer-only shortcut" if score.shortcut else ""
+        note = ", with an answer-only shortcut" if score.shortcut and latest.round else ""
         scores.append(f"{plain_text(score.task, 60)} {came}{100 * score.pass_at_1:.0f} %{note}")
     return [*rows, "By task: " + "; ".join(scores)] if scores else rows
 

@@ -92,9 +92,13 @@ async def test_what_listens_on_another_port_is_not_shown_the_key(tmp_path: Path,
     asked: list[bytes] = []
 
     async def strange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\nstrange")
-        writer.close()
+        try:
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\nstrange")
+        except asyncio.IncompleteReadError:  # a browser opens connections ahead of need
+            pass
+        finally:
+            writer.close()
 
     async with (
         node(tmp_path, *FAKE, "--model", "fake:0.02"),

@@ -118,9 +118,11 @@ def test_a_loss_is_told_as_plainly() -> None:
 def test_a_task_whose_score_does_not_come_from_the_question_says_so() -> None:
     tricked = TaskScore("logic", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.4)
     honest = TaskScore("sums", 16, 0.5, 0.3, 0.7, 1.0, 0.0, 0.1)
-    said = heldout(msgspec.structs.replace(evaluated((0.1, 0.05, 0.15)), tasks=(tricked, honest)))
+    after = msgspec.structs.replace(evaluated((0.1, 0.05, 0.15)), tasks=(tricked, honest))
+    said = heldout(after)
     assert "shortcut: logic" in said
     assert "shortcut: sums" not in said
+    assert "shortcut" not in heldout(msgspec.structs.replace(after, round=0)), "an untrained model has learnt none"
 
 
 def test_the_first_measurement_is_only_a_base() -> None:

@@ -18,7 +18,7 @@ from sapo_desktop.services.against_base import (
     questions_so_far,
     unpaired_reason,
 )
-from sapo_swarm.events import Evaluated, GreedyScore, TaskScore
+from sapo_swarm.events import Evaluated, GreedyScore
 from sapo_swarm.node.training_count import TrainingCounts
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import LEVEL_PREFIX
@@ -83,7 +83,9 @@ def task_strips(state: DashboardState, width: int, height: int, glyphs: GlyphSet
     scores = sorted(latest.tasks, key=lambda score: before.get(score.task, 0.0) - score.pass_at_1)
     wide, cell = width >= FIGURES, _CELL if width >= FIGURES else 1
     steps = state.examples_rounds > 0
-    name = _name_room(scores, width, wide, steps)
+    trained = latest.round > 0  # a base that guesses one answer has learnt no shortcut
+    names = {s.task: (SHORTCUT if s.shortcut and trained else "") + plain_text(s.task, 60) for s in scores}
+    name = _name_room(names.values(), width, wide, steps)
     columns = columns_of(held, max((width - name - _FIGURE) // cell, 0))
     shown = scores if len(scores) <= height - wide else scores[: max(height - wide - 1, 1)]
     values = {score.task: column_means(held.tasks.get(score.task, Series()), columns) for score in scores}
@@ -92,7 +94,7 @@ def task_strips(state: DashboardState, width: int, height: int, glyphs: GlyphSet
     stretch = 1 if wide else max((width - name - _FIGURE) // max(len(columns), 1), 1)
     for score in shown:
         strip = Content("").join(_cell(value, top, wide, stretch, glyphs) for value in values[score.task])
-        label = fit_width((SHORTCUT if score.shortcut else "") + plain_text(score.task, 60), name - 1) + " "
+        label = fit_width(names[score.task], name - 1) + " "
         figure = _change(before.get(score.task), score.pass_at_1, glyphs)
         gap = width - name - strip.cell_length - len(figure)
         rows.append(Content.assemble(label, strip, " " * max(min(gap, 2) if wide else gap, 0), (figure, MUTED)))
@@ -121,8 +123,8 @@ def column_means(series: Series, columns: Columns) -> list[float | None]:
     return means
 
 
-def _name_room(scores: Iterable[TaskScore], width: int, wide: bool, steps: bool) -> int:
-    longest = max(len(score.task) + (len(SHORTCUT) if score.shortcut else 0) for score in scores) + 1
+def _name_room(names: Iterable[str], width: int, wide: bool, steps: bool) -> int:
+    longest = max(map(len, names)) + 1
     return (
         min(max(longest, len(_HEAD_STEPS if steps else _HEAD) + 1), 32)
         if wide
