@@ -76,11 +76,20 @@ def test_columns_are_found_by_their_usual_names_or_by_what_they_hold(tmp_path: P
     assert of(tmp_path, "id,blah,last\n" + rows, question="id", answer="Blah").task.spec.answer == "blah"
 
 
+def test_a_column_named_source_that_says_where_each_row_came_from_is_not_the_question(tmp_path: Path) -> None:
+    rows = "".join(f"the soup number {n} was cold,{'card' if n % 2 else 'web'},kitchen{n % 3}\n" for n in range(40))
+    spec = of(tmp_path, "comment,source,team\n" + rows).task.spec
+    assert ("{comment}" in spec.prompt, "{source}" in spec.prompt, spec.answer) == (True, False, "team")
+    pairs = "".join(f"Satz {n},sentence {n}\n" for n in range(40))
+    assert "{source}" in of(tmp_path, "source,translation\n" + pairs).task.spec.prompt
+
+
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
         ({"answer": "nothing"}, "There is no column 'nothing' for the answer. The file has: id, question, answer."),
         ({"prompt": "{nothing}"}, "has no column 'nothing'"),
+        ({"question": "answer"}, "Column answer cannot be both the question and the answer"),
         ({"name": "bf"}, "The name 'bf' is taken."),
         ({"name": "check"}, "taken"),
     ],
