@@ -113,6 +113,14 @@ def test_an_answer_that_dominates_or_stands_in_the_question_is_told_of(tmp_path:
     assert "The answer stands in the question in 20 of 22 rows (rows 2, 3, 4, 5, 6, …)" in found
 
 
+def test_a_way_of_reading_that_finds_nothing_in_the_right_answers_is_named(tmp_path: Path) -> None:
+    words = "question,answer\n" + "".join(f"Which is {n}?,{'odd' if n % 2 else 'even'}\n" for n in range(20))
+    found = said(of(tmp_path, words, extract="last_number"))
+    assert "right answers hold no number (such as " in found
+    assert "--extract last_line" in found
+    assert "hold no" not in said(of(tmp_path, words, extract="last_line"))
+
+
 def test_options_that_every_question_names_give_no_answer_away(tmp_path: Path) -> None:
     """Neither in the wording nor in the cells, at their beginning, their end or on a line of their own."""
     kinds = ("red", "blue", "green")
