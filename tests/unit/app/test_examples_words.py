@@ -12,7 +12,7 @@ from tests.unit.node.test_examples_rules import AUTO, old_round, read
 
 from sapo_desktop.commands.nodes.node import ConsoleReporter
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.screens.dashboard import reward_lines
+from sapo_desktop.dashboard.screens.dashboard import empty_chart_text, reward_lines
 from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.chart import heldout_marks
 from sapo_desktop.dashboard.widgets.held_out import held_out_panel
@@ -27,7 +27,9 @@ from sapo_swarm.events import (
     Event,
     GreedyScore,
     PairedSoFar,
+    Phase,
     RunStarted,
+    StateChanged,
     settled_evaluations,
 )
 from sapo_swarm.node.base_trial import no_questions
@@ -181,3 +183,27 @@ def test_a_chart_marks_where_the_phase_begins_and_ends() -> None:
 def test_the_linear_mode_says_it_in_sentences() -> None:
     assert "Examples, step 2: 16 right answers imitated, 9.0 s" in facts.dashboard_facts(after(6), 0.0)
     assert any(line.startswith("Round 1: local reward 0.00") for line in facts.dashboard_facts(after(7), 0.0))
+
+
+PAUSED = StateChanged(time=1e9, state="paused", sentence="Paused", reason="person")
+FINISHED = StateChanged(time=1e9, state="paused", sentence="Finished: 31 of 40 set-aside rows right", reason="done")
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_pause_before_the_examples_are_over_promises_the_examples_first(count: int) -> None:
+    text = empty_chart_text(apply_event(after(count), PAUSED), 0.0)
+    assert text == "No practice so far: press space and the examples go on first."
+
+
+@pytest.mark.parametrize(("count", "pause"), [(6, PAUSED), (6, FINISHED), (5, FINISHED)])
+def test_a_pause_after_the_examples_promises_practice(count: int, pause: StateChanged) -> None:
+    assert empty_chart_text(apply_event(after(count), pause), 0.0).endswith("It follows if you press space.")
+
+
+def test_after_the_end_of_a_training_no_phase_is_marked_as_in_progress() -> None:
+    measuring = Phase(time=5.0, round=2, phase="evaluate", fraction=1.0, eta_s=0.0, detail="Evaluating")
+    at_work = apply_event(after(6), measuring)
+    assert "▶ evaluate" in now_panel(at_work, 0.0, 100, 10, UNICODE).plain
+    rows = now_panel(apply_event(at_work, FINISHED), 0.0, 100, 10, UNICODE).plain
+    assert "✓ evaluate" in rows
+    assert "▶" not in rows

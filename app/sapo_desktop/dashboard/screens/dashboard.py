@@ -161,6 +161,8 @@ def empty_chart_text(state: DashboardState, now: float) -> str:
     if state.run is None:
         opening = state.phase is not None and state.phase.phase == "open"
         return f"{OPENING if opening else NO_MODEL} The chart starts with the first round."
+    if state.paused and state.examples_left:
+        return "No practice so far: press space and the examples go on first."
     if state.paused:
         return "No practice so far. It follows if you press space."
     if state.before_practice:

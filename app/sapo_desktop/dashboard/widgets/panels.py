@@ -54,9 +54,9 @@ def _phase_line(state: DashboardState, width: int, glyphs: GlyphSet) -> Content:
     parts = []
     for name in phases:
         current = state.phase is not None and state.phase.phase == name
-        if current and not state.absent:
+        if current and not state.absent and not state.finished:
             mark, style, label = glyphs.now, "bold $accent", f" {words[name]}"
-        elif name in state.phases and not current:
+        elif name in state.phases and (state.finished or not current):
             mark, style, label = glyphs.done, "$success", f" {words[name]}" if named else ""
         else:
             mark, style, label = glyphs.todo, MUTED, f" {words[name]}" if named else ""
