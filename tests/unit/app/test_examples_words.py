@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,15 @@ from tests.unit.node.test_examples_rules import AUTO, old_round, read
 from sapo_desktop.commands.nodes.node import ConsoleReporter
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.dashboard import empty_chart_text, reward_lines
+from sapo_desktop.dashboard.screens.models.compare import of_one, of_two
 from sapo_desktop.dashboard.state import DashboardState, apply_event
-from sapo_desktop.dashboard.widgets.chart import heldout_marks
+from sapo_desktop.dashboard.widgets.chart import heldout_marks, reward_title
 from sapo_desktop.dashboard.widgets.held_out import held_out_panel
 from sapo_desktop.dashboard.widgets.panels import now_panel
 from sapo_desktop.linear import facts
 from sapo_desktop.services.against_base import describe_difference
 from sapo_desktop.services.models.figures import figure_rows
+from sapo_desktop.services.models.shelf.history import TrainingHistory, load_history
 from sapo_desktop.services.models.shelf.overview import format_gain
 from sapo_swarm.events import (
     BaseAsked,
@@ -33,6 +36,7 @@ from sapo_swarm.events import (
     settled_evaluations,
 )
 from sapo_swarm.node.base_trial import no_questions
+from sapo_swarm.node.journal import Journal
 
 STARTED = RunStarted(
     run_id="r", mode="silo", model="m", backend="b", device="cpu", precision="float32", method="lora", parameters=1,
@@ -207,3 +211,34 @@ def test_after_the_end_of_a_training_no_phase_is_marked_as_in_progress() -> None
     rows = now_panel(apply_event(at_work, FINISHED), 0.0, 100, 10, UNICODE).plain
     assert "✓ evaluate" in rows
     assert "▶" not in rows
+
+
+def history_of(folder: Path, *events: Event) -> TrainingHistory:
+    """The history of a model whose journal holds these events."""
+    with closing(Journal(folder / "journal.db")) as journal:
+        journal.append(events)
+    return load_history(folder)
+
+
+def test_a_model_that_learned_from_examples_alone_has_their_chart_with_its_held_out_results(tmp_path: Path) -> None:
+    """The base's result came late, and so did the comparison: each is drawn where the weights were."""
+    likely = [msgspec.structs.replace(STEP, round=n, logprob_local=math.log(0.25)) for n in range(32)]
+    read = msgspec.structs.replace(OVER, round=32, step=32)
+    late = [msgspec.structs.replace(event, round=32) for event in (RESULT, AGAIN)]
+    story = history_of(tmp_path, STARTED, TRIAL, *likely, read, late[0], BASE, late[1])
+    lines, marks, _ = of_one(story)
+    assert [(line.label, line.series.last_x) for line in lines if not line.series.empty] == [
+        ("set aside", 32),
+        ("likelihood", 32),
+    ]
+    assert reward_title(lines, "kitchen") == "kitchen, examples: how likely right answers are"
+    assert [(mark.x, mark.y) for mark in marks if mark.y is not None] == [(0, 0.1), (32, 0.5)]
+    assert [(mark.letter, mark.x) for mark in marks if mark.y is None] == [("E", 0), ("E", 32)]
+
+
+def test_after_practice_the_chart_of_a_model_is_called_reward_and_shows_the_examples_too(tmp_path: Path) -> None:
+    story = history_of(tmp_path, *PHASE)
+    lines, _, _ = of_one(story)
+    assert [line.label for line in lines] == ["set aside", "likelihood", "local"]
+    assert reward_title(lines, "kitchen") == "kitchen: reward"
+    assert [line.label for line in of_two(("a", story), ("b", story))[0]] == ["a", "b"], "practice alone is compared"
