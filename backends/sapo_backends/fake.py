@@ -492,5 +492,5 @@ class FakeBackend(Backend):
         """See Backend.load."""
         engine = FakeEngine(request)
         if progress is not None:
-            progress(1.0, "ready")
+            progress(1.0, "loaded")
         return engine

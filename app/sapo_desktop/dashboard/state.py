@@ -235,6 +235,13 @@ class DashboardState(msgspec.Struct, frozen=True):
         return self.in_examples or (self.examples_rounds > 0 and not self.practised)
 
     @property
+    def examples_left(self) -> bool:
+        """Whether the examples phase has begun, or is what follows the trial of the base, and is not over yet."""
+        planned = self.base_trial is not None and self.base_trial.plan in ("examples", "only")
+        over = self.finished or self.practised > 0 or (self.reading is not None and self.reading.over)
+        return (planned or self.examples_rounds > 0) and not over
+
+    @property
     def resumable(self) -> bool:
         """Whether space resumes the node: it is paused, or will be once its model is open."""
         return self.paused or (self.state == "starting" and bool(self.reason))

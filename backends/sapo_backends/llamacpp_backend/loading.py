@@ -126,7 +126,7 @@ def load_engine(request: LoadRequest, cache: Path, progress: Progress | None = N
         method="lora" if lora else "none",
     )
     if progress is not None:
-        progress(1.0, "ready")
+        progress(1.0, "loaded")
     return LlamaCppEngine(
         model, adapter, HfTokenizer(folder, request.thinking), info, threads, F32 if kind == "F32" else F16
     )

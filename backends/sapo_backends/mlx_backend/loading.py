@@ -238,7 +238,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> MlxEn
         extra={"computed_by": "mlx_lm, quantised weights" if _is_quantised(config) else "mlx_lm"},
     )
     if progress is not None:
-        progress(1.0, "ready")
+        progress(1.0, "loaded")
     return MlxEngine(model, HfTokenizer(folder, request.thinking), info, folder, device)
 
 

@@ -244,7 +244,7 @@ def load_engine(request: LoadRequest, progress: Progress | None = None) -> Torch
     size = model.layout.size if ours else round_memory.SHARDED_BELOW
     workers = ShardWorkers(request.threads or hardware.default_threads(), size, device)
     if progress is not None:
-        progress(1.0, "ready")
+        progress(1.0, "loaded")
     budget = round_memory.micro_batch(model.layout.size)
     if not ours:
         shape = round_memory.ModelSize(model.layout.size, info.trainable, **usual_widths(language), tied=True)

@@ -451,6 +451,14 @@ class Evaluator:
         """Ask the base nothing more in this session."""
         self._given_up = True
 
+    def base_progress(self, newly: float = 0.0) -> tuple[float, str]:
+        """How far the untrained model is: a fraction, and words for the status sentence. newly: answers of an unfinished
+        slice."""
+        total = self._regenerating
+        answered = total - len(self._left or ()) + newly
+        words = f"The untrained model answers held-out questions: {round(answered)} of {total}"
+        return answered / max(1, total), words
+
     async def ask_slice(
         self, rounds_done: int, on_progress: Callable[[float, str], None]
     ) -> list[BaseAsked | Evaluated]:
@@ -461,11 +469,9 @@ class Evaluator:
         """
         assert self._left
         refs, total, began = self._left[: self._slice], self._regenerating, time.perf_counter()
-        before = total - len(self._left)
 
         def show(part: float) -> None:
-            answered = before + round(part * len(refs))
-            on_progress((before + part * len(refs)) / max(1, total), base_progress_words(answered, total))
+            on_progress(*self.base_progress(part * len(refs)))
 
         try:
             await self.ask_base(refs, show, untrained=True)
@@ -632,11 +638,6 @@ class Evaluator:
         finally:
             progress.seconds += time.perf_counter() - began
         return progress
-
-
-def base_progress_words(answered: int, items: int) -> str:
-    """What the node does while the base answers, for the status sentence."""
-    return f"The untrained model answers held-out questions: {answered} of {items}"
 
 
 def write_results(path: Path, results: Sequence[ItemResult]) -> None:

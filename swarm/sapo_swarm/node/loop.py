@@ -96,7 +96,7 @@ class ModelOpening:
 
     async def load(self, model: str, build: Build) -> Engine:
         """The engine with the base loaded; call after fetch(). Raises Cancelled after a stop, and what building raises."""
-        report = self.progress(f"Loading {shown_base(model)}: ", f" (loading {shown_base(model)})")
+        report = self.progress(f"Loading {shown_base(model)}: ", f" ({shown_base(model)})", timed=False)
         return await self.host.load(lambda: build(report))
 
     async def ask_base(self, examiner: Evaluator, rounds: int) -> None:
@@ -176,13 +176,13 @@ class ModelOpening:
             )
             await self.bus.publish(LogLine(level="warning", text=sentence))
 
-    def progress(self, doing: str, after: str = "") -> Callable[[float, str], None]:
+    def progress(self, doing: str, after: str = "", timed: bool = True) -> Callable[[float, str], None]:
         """A function that passes fractions and phrases from any thread to the status sentence and the subscribers. It raises
         Cancelled after a stop, which ends its caller. after: stands behind the phrases in place of `doing` before them: of a
-        sentence that is too long for a header, the end is left out."""
+        sentence that is too long for a header, the end is left out. timed: see NodeActivity.begin()."""
         loop, last = asyncio.get_running_loop(), -STEP_S
         first = doing.removesuffix(": ") or "Opening the model"
-        self.bus.stream(self.activity.begin("open", self.activity.round, first))
+        self.bus.stream(self.activity.begin("open", self.activity.round, first, timed=timed))
 
         def show(fraction: float, phrase: str) -> None:
             if self.activity.phase == "open":
@@ -446,8 +446,8 @@ class Node:
 
     async def _ask_slice(self, examiner: Evaluator) -> None:
         """The untrained model answers some more held-out questions."""
-        detail = "The untrained model answers held-out questions"
-        self.bus.stream(self.activity.begin("evaluate", self.rounds_done, detail))
+        done, detail = examiner.base_progress()
+        self.bus.stream(self.activity.begin("evaluate", self.rounds_done, detail, done))
 
         def show(fraction: float, words: str) -> None:
             self.bus.stream(self.activity.progress(fraction, words))

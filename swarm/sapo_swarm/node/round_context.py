@@ -42,20 +42,27 @@ class NodeActivity:
     fraction: float = 0.0
     eta_s: float = -1.0
     _phase_began: float = 0.0
+    _done_before: float = 0.0
+    _timed: bool = True
     _typical: dict[str, float] = field(default_factory=dict)
 
-    def begin(self, phase: PhaseName, round_number: int, detail: str) -> Phase:
-        """Begin a phase; returns its event."""
+    def begin(self, phase: PhaseName, round_number: int, detail: str, done: float = 0.0, timed: bool = True) -> Phase:
+        """Begin a phase; returns its event. done: the fraction done in earlier parts of it. timed: False where a fraction of the
+        work says little of the time, so that no time left is estimated."""
         self.phase, self.round, self._phase_began = phase, round_number, self.clock()
-        return self.progress(0.0, detail)
+        self._done_before, self._timed = done, timed
+        return self.progress(done, detail)
 
     def progress(self, fraction: float, detail: str) -> Phase:
         """The event for a fraction of the current phase; eta from the fraction or from earlier rounds."""
         assert self.phase is not None
         elapsed = self.clock() - self._phase_began
         typical = self._typical.get(self.phase)
-        if fraction > 0.05:
-            self.eta_s = elapsed * (1 - fraction) / fraction
+        done_now = fraction - self._done_before
+        if not self._timed:
+            self.eta_s = -1.0
+        elif done_now > 0.05:
+            self.eta_s = elapsed * (1 - fraction) / done_now
         else:
             self.eta_s = -1.0 if typical is None else max(0.0, typical - elapsed)
         self.fraction, self.sentence = fraction, detail or self.sentence

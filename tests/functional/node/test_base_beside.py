@@ -16,7 +16,7 @@ from sapo_backends.base import LoadRequest
 from sapo_backends.errors import BackendError
 from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import BaseAsked, Evaluated, Event, ExamplesRead, LogLine, RoundFinished, TrialMeasured
+from sapo_swarm.events import BaseAsked, Evaluated, Event, ExamplesRead, LogLine, Phase, RoundFinished, TrialMeasured
 from sapo_swarm.node import evaluation
 from sapo_swarm.node.evaluation import BaseAnswers, evaluation_conditions
 from sapo_swarm.node.journal import read_only
@@ -70,6 +70,17 @@ async def test_the_first_round_waits_for_no_evaluation_and_the_base_is_compared_
     assert newest.delta is not None
     assert newest.greedy is not None
     assert newest.greedy.delta is not None
+
+
+async def test_from_the_start_of_a_slice_the_phase_says_how_many_questions_the_base_has_answered(
+    tmp_path: Path,
+) -> None:
+    seen = await run(tmp_path / "run", BESIDE)
+    phases = [e for e in seen if isinstance(e, Phase) and e.phase == "evaluate" and "untrained" in e.detail]
+    answered = [0, *(e.answered for e in seen if isinstance(e, BaseAsked))]
+    words = "The untrained model answers held-out questions: {} of 48"
+    assert {words.format(count) for count in answered} <= {e.detail for e in phases}
+    assert all(e.detail == words.format(round(48 * e.fraction)) for e in phases if e.fraction < 1)
 
 
 async def test_what_the_base_answers_in_slices_is_what_it_answers_at_once_before_training(tmp_path: Path) -> None:

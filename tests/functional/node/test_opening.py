@@ -195,15 +195,15 @@ async def test_a_pause_asked_for_while_the_model_opens_stands_in_the_header(tmp_
             pause_seen.set()
         elif isinstance(event, Phase) and event.detail == "Loading fake":
             node.command("pause")
-        elif isinstance(event, Phase) and event.detail == "Layer 1 (loading fake)":
+        elif isinstance(event, Phase) and event.detail == "Layer 1 (fake)":
             node.command("resume")
 
     await follow(node, seen)
     opening = told.index((False, "Loading fake"), 1)
     assert told[opening + 1 : opening + 4] == [
         (True, "pauses once the model is open · Loading fake"),
-        (True, "pauses once the model is open · Layer 1 (loading fake)"),
-        (False, "Layer 1 (loading fake)"),
+        (True, "pauses once the model is open · Layer 1 (fake)"),
+        (False, "Layer 1 (fake)"),
     ]
     assert state.rounds == CONFIG.rounds
 

@@ -380,7 +380,29 @@ def test_after_the_end_of_a_training_the_screen_says_what_to_do_with_the_model()
     assert not fold([*done[: len(done) // 2], stopped]).finished
 
 
-def test_what_the_opening_does_stands_under_its_progress() -> None:
-    opening = Phase(time=2.0, round=0, phase="open", fraction=0.01, eta_s=0.0, detail="Reading weights (loading me)")
-    starting = StateChanged(time=1.0, state="starting", sentence="Loading me")
-    assert "Reading weights (loading me)" in panels.now_panel(fold([starting, opening]), 2.0, 40, 8, UNICODE).plain
+def test_what_the_opening_does_stands_under_its_progress_without_a_guess_of_the_time() -> None:
+    reading = "Reading weights (SmolLM2-135M-Instruct-Q4_1.gguf)"
+    opening = Phase(time=2.0, round=0, phase="open", fraction=0.1, eta_s=-1.0, detail=reading)
+    starting = StateChanged(time=1.0, state="starting", sentence="Loading SmolLM2-135M-Instruct-Q4_1.gguf")
+    state = fold([starting, opening])
+    wide = panels.now_panel(state, 2.0, 60, 8, UNICODE).plain
+    assert reading in wide
+    assert "eta" not in wide
+    assert panels.now_panel(state, 2.0, 40, 3, UNICODE).plain.splitlines()[-1] == "Reading weights"
+
+
+ASKED = "The untrained model answers held-out questions: 12 of 74"
+MEASURING = "Measuring the untrained model, to compare with later"
+
+
+@pytest.mark.parametrize(
+    ("detail", "wide", "narrow"),
+    [(ASKED, ASKED, "The untrained model answers: 12 of 74"), (MEASURING, MEASURING, "Measuring the untrained model")],
+)
+def test_while_held_out_questions_are_answered_the_panel_says_whose_answers_these_are(
+    detail: str, wide: str, narrow: str
+) -> None:
+    working = StateChanged(time=1.0, state="running", sentence="Working on round 1")
+    state = fold([run(), working, Phase(time=2.0, round=0, phase="evaluate", fraction=0.1, eta_s=-1.0, detail=detail)])
+    assert wide in panels.now_panel(state, 3.0, 60, 8, UNICODE).plain
+    assert panels.now_panel(state, 3.0, 40, 3, UNICODE).plain.splitlines()[-1] == narrow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -12,14 +13,16 @@ from tests.unit.node.test_examples_rules import AUTO, old_round, read
 
 from sapo_desktop.commands.nodes.node import ConsoleReporter
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.screens.dashboard import reward_lines
+from sapo_desktop.dashboard.screens.dashboard import empty_chart_text, reward_lines
+from sapo_desktop.dashboard.screens.models.compare import of_one, of_two
 from sapo_desktop.dashboard.state import DashboardState, apply_event
-from sapo_desktop.dashboard.widgets.chart import heldout_marks
+from sapo_desktop.dashboard.widgets.chart import heldout_marks, reward_title
 from sapo_desktop.dashboard.widgets.held_out import held_out_panel
 from sapo_desktop.dashboard.widgets.panels import now_panel
 from sapo_desktop.linear import facts
 from sapo_desktop.services.against_base import describe_difference
 from sapo_desktop.services.models.figures import figure_rows
+from sapo_desktop.services.models.shelf.history import TrainingHistory, load_history
 from sapo_desktop.services.models.shelf.overview import format_gain
 from sapo_swarm.events import (
     BaseAsked,
@@ -27,10 +30,13 @@ from sapo_swarm.events import (
     Event,
     GreedyScore,
     PairedSoFar,
+    Phase,
     RunStarted,
+    StateChanged,
     settled_evaluations,
 )
 from sapo_swarm.node.base_trial import no_questions
+from sapo_swarm.node.journal import Journal
 
 STARTED = RunStarted(
     run_id="r", mode="silo", model="m", backend="b", device="cpu", precision="float32", method="lora", parameters=1,
@@ -181,3 +187,58 @@ def test_a_chart_marks_where_the_phase_begins_and_ends() -> None:
 def test_the_linear_mode_says_it_in_sentences() -> None:
     assert "Examples, step 2: 16 right answers imitated, 9.0 s" in facts.dashboard_facts(after(6), 0.0)
     assert any(line.startswith("Round 1: local reward 0.00") for line in facts.dashboard_facts(after(7), 0.0))
+
+
+PAUSED = StateChanged(time=1e9, state="paused", sentence="Paused", reason="person")
+FINISHED = StateChanged(time=1e9, state="paused", sentence="Finished: 31 of 40 set-aside rows right", reason="done")
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_pause_before_the_examples_are_over_promises_the_examples_first(count: int) -> None:
+    text = empty_chart_text(apply_event(after(count), PAUSED), 0.0)
+    assert text == "No practice so far: press space and the examples go on first."
+
+
+@pytest.mark.parametrize(("count", "pause"), [(6, PAUSED), (6, FINISHED), (5, FINISHED)])
+def test_a_pause_after_the_examples_promises_practice(count: int, pause: StateChanged) -> None:
+    assert empty_chart_text(apply_event(after(count), pause), 0.0).endswith("It follows if you press space.")
+
+
+def test_after_the_end_of_a_training_no_phase_is_marked_as_in_progress() -> None:
+    measuring = Phase(time=5.0, round=2, phase="evaluate", fraction=1.0, eta_s=0.0, detail="Evaluating")
+    at_work = apply_event(after(6), measuring)
+    assert "▶ evaluate" in now_panel(at_work, 0.0, 100, 10, UNICODE).plain
+    rows = now_panel(apply_event(at_work, FINISHED), 0.0, 100, 10, UNICODE).plain
+    assert "✓ evaluate" in rows
+    assert "▶" not in rows
+
+
+def history_of(folder: Path, *events: Event) -> TrainingHistory:
+    """The history of a model whose journal holds these events."""
+    with closing(Journal(folder / "journal.db")) as journal:
+        journal.append(events)
+    return load_history(folder)
+
+
+def test_a_model_that_learned_from_examples_alone_has_their_chart_with_its_held_out_results(tmp_path: Path) -> None:
+    """The base's result came late, and so did the comparison: each is drawn where the weights were."""
+    likely = [msgspec.structs.replace(STEP, round=n, logprob_local=math.log(0.25)) for n in range(32)]
+    read = msgspec.structs.replace(OVER, round=32, step=32)
+    late = [msgspec.structs.replace(event, round=32) for event in (RESULT, AGAIN)]
+    story = history_of(tmp_path, STARTED, TRIAL, *likely, read, late[0], BASE, late[1])
+    lines, marks, _ = of_one(story)
+    assert [(line.label, line.series.last_x) for line in lines if not line.series.empty] == [
+        ("set aside", 32),
+        ("likelihood", 32),
+    ]
+    assert reward_title(lines, "kitchen") == "kitchen, examples: how likely right answers are"
+    assert [(mark.x, mark.y) for mark in marks if mark.y is not None] == [(0, 0.1), (32, 0.5)]
+    assert [(mark.letter, mark.x) for mark in marks if mark.y is None] == [("E", 0), ("E", 32)]
+
+
+def test_after_practice_the_chart_of_a_model_is_called_reward_and_shows_the_examples_too(tmp_path: Path) -> None:
+    story = history_of(tmp_path, *PHASE)
+    lines, _, _ = of_one(story)
+    assert [line.label for line in lines] == ["set aside", "likelihood", "local"]
+    assert reward_title(lines, "kitchen") == "kitchen: reward"
+    assert [line.label for line in of_two(("a", story), ("b", story))[0]] == ["a", "b"], "practice alone is compared"

@@ -10,6 +10,7 @@ from sapo_desktop.dashboard.look import UNICODE, base_name
 from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.frame import header_line
 from sapo_swarm.events import Phase, StateChanged
+from sapo_swarm.node.governor.run_control import CROWDED
 
 SLOWER, ANYWAY = "slower: 84 °C, full speed below 74 °C", "runs anyway until 11:23, r ends that"
 GENERATING = Phase(time=2.0, round=2, phase="generate", fraction=0.3, eta_s=3.0, detail="Generating 256 rollouts")
@@ -36,9 +37,17 @@ def test_of_a_long_rule_the_beginning_stands_in_a_narrow_header() -> None:
     assert "▶ slower: you are using the computer, full" in line(fold([run(), working(f" · {long}"), GENERATING]), 80)
 
 
+def test_what_the_node_does_stands_before_other_programs_that_slow_it() -> None:
+    state = fold([run(), working(CROWDED), GENERATING])
+    assert "▶ Round 3 · Generating 256 rollouts · 6 s" in line(state, 80)
+    assert f"▶ Round 3 · Generating 256 rollouts{CROWDED} · 6 s" in line(state, 160)
+    both = fold([run(), working(f" · {SLOWER}{CROWDED}"), GENERATING])
+    assert f"▶ {SLOWER} · Round 3 · Generating 256 rollouts{CROWDED} · 6 s" in line(both, 200)
+
+
 def test_what_a_long_opening_does_is_not_cut_for_the_name_of_a_model() -> None:
     """It takes a while, once; the name stands in many other places."""
-    loading = "Finding the faster precision, once (loading SmolLM2-135M-Instruct-Q4_1.gguf)"
+    loading = "Finding the faster precision, once (SmolLM2-135M-Instruct-Q4_1.gguf)"
     starting = StateChanged(time=1.0, state="starting", sentence="Loading SmolLM2-135M-Instruct-Q4_1.gguf")
     state = fold([starting, Phase(time=2.0, round=0, phase="open", fraction=0.01, eta_s=0.0, detail=loading)])
     assert line(state, 80).endswith("… Finding the faster precision, once · 7 s")

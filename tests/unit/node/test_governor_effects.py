@@ -182,6 +182,17 @@ async def test_a_node_says_that_other_programs_have_the_processor_after_ten_seco
     journal.close()
 
 
+def test_the_time_left_is_estimated_from_what_was_done_since_the_phase_began_and_not_for_an_opening() -> None:
+    now = 0.0
+    activity = NodeActivity(clock=lambda: now)
+    activity.begin("evaluate", 0, "questions", done=0.5)
+    now = 10.0
+    assert activity.progress(0.75, "").eta_s == 10.0
+    activity.begin("open", 0, "weights", timed=False)
+    now = 23.0
+    assert activity.progress(0.1, "").eta_s == -1.0
+
+
 @pytest.mark.parametrize(("busy", "own", "taken"), [(99, 40, True), (99, 150, False), (50, 0, False)])
 def test_others_have_the_processor_if_it_is_busy_with_less_than_two_fifths_for_this_node(
     busy: float, own: float, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.screens.rollouts.detail import group_details
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_desktop.dashboard.widgets import panels
-from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
+from sapo_desktop.dashboard.widgets.chart import Chart, examples_lines, heldout_marks, reward_title
 from sapo_desktop.dashboard.widgets.frame import Key, Panel
 from sapo_desktop.dashboard.widgets.held_out import held_out_panel
 from sapo_desktop.dashboard.widgets.plot import ChartLine, ChartMark
@@ -26,8 +26,6 @@ UNEQUAL = "Groups with unequal rewards"
 """Title of the chart of non-zero-advantage groups: only these change the model."""
 
 NO_MODEL, OPENING = "Waiting for the node to open a model.", "The model is being opened."
-LEARNED, REWARDS = "Examples: how likely right answers are", {"local", "judged", "external"}
-"""Title of the reward chart before practice, and the lines that are rewards."""
 
 
 def now_text(state: DashboardState, now: float, width: int, height: int, glyphs: GlyphSet) -> Content:
@@ -105,21 +103,13 @@ class DashboardScreen(ChartKeys, BaseScreen):
 
 def reward_lines(state: DashboardState) -> list[ChartLine]:
     """Local reward always; external reward during and after a swarm, in a separate pattern and colour, never mixed. If there were
-    examples, also how likely the model found their right answers, and the share of correct answers on the rows set aside."""
+    examples, also how they were learned."""
     local = ChartLine(
         "judged" if state.run and state.run.judged else "local", state.figures.reward_local, "solid", "line-1"
     )
     external = ChartLine("external", state.figures.reward_external, "dashed", "line-2")
     lines = [local] if state.silo and external.series.empty else [external, local]
-    set_aside = ChartLine("set aside", state.figures.set_aside, "dotted", "line-3", share=True)
-    likelihood = ChartLine("likelihood", state.figures.likelihood, "dashed", "line-3", share=True)
-    return [*(line for line in (set_aside, likelihood) if not line.series.empty), *lines]
-
-
-def reward_title(lines: list[ChartLine]) -> str:
-    """Before practice there is no reward: what is drawn then is how the examples are learned."""
-    drawn = {line.label for line in lines if not line.series.empty}
-    return LEARNED if drawn and not drawn & REWARDS else "Reward"
+    return [*examples_lines(state.figures), *lines]
 
 
 def share_lines(state: DashboardState) -> list[ChartLine]:
@@ -161,6 +151,8 @@ def empty_chart_text(state: DashboardState, now: float) -> str:
     if state.run is None:
         opening = state.phase is not None and state.phase.phase == "open"
         return f"{OPENING if opening else NO_MODEL} The chart starts with the first round."
+    if state.paused and state.examples_left:
+        return "No practice so far: press space and the examples go on first."
     if state.paused:
         return "No practice so far. It follows if you press space."
     if state.before_practice:

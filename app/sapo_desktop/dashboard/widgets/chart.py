@@ -171,7 +171,26 @@ def _letters(marks: list[ChartMark], axis: Axis | None) -> list[tuple[str, str]]
     return [(letter, word) for letter, word in MEANINGS.items() if letter in visible]
 
 
-# Chart marks from a run's metrics.
+# Lines, title and marks of a chart from a run's metrics.
+
+LEARNED, REWARDS = "Examples: how likely right answers are", {"local", "judged", "external"}
+"""Title of the reward chart before practice, and the lines that are rewards."""
+
+
+def examples_lines(figures: RunMetrics) -> list[ChartLine]:
+    """If there were examples: how likely the model found their right answers, and the share of correct answers on the rows set
+    aside."""
+    set_aside = ChartLine("set aside", figures.set_aside, "dotted", "line-3", share=True)
+    likelihood = ChartLine("likelihood", figures.likelihood, "dashed", "line-3", share=True)
+    return [line for line in (set_aside, likelihood) if not line.series.empty]
+
+
+def reward_title(lines: list[ChartLine], name: str = "") -> str:
+    """Before practice there is no reward: what is drawn then is how the examples are learned. name: of a model, comes first."""
+    drawn = {line.label for line in lines if not line.series.empty}
+    if drawn and not drawn & REWARDS:
+        return f"{name}, {LEARNED[0].lower()}{LEARNED[1:]}" if name else LEARNED
+    return f"{name}: reward" if name else "Reward"
 
 
 def heldout_marks(figures: RunMetrics) -> list[ChartMark]:

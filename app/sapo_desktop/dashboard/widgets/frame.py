@@ -14,6 +14,7 @@ from sapo_desktop.dashboard.look import GlyphSet, fit_width, plain_text, shorten
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import Phase, State
 from sapo_swarm.node.clock import format_age
+from sapo_swarm.node.governor.run_control import CROWDED
 
 # A titled box of text that repaints only when its text changed.
 
@@ -152,14 +153,20 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
         )
     if link is not None and not link.connected:
         return "$warning", link.sentence, now - link.time
-    besides = f"{state.besides} · " if state.besides else ""  # first, since the end may be cut
+    rules = state.besides.removesuffix(CROWDED.removeprefix(" · ")).removesuffix(" · ")
+    besides = f"{rules} · " if rules else ""  # first, since the end may be cut
+    crowded = CROWDED if rules != state.besides else ""
     if state.state == "starting" and state.phase is not None and state.phase.phase == "open":
         doing = state.phase.detail or _DOING["open"]
         return _LOOKS["starting"][0], f"{besides}{doing}", now - state.since
     if state.state == "running" and state.phase is not None:
-        return _LOOKS["running"][0], f"{besides}{_doing(state.phase, state)}", now - state.phase_since
+        return _LOOKS["running"][0], f"{besides}{_doing(state.phase, state)}{crowded}", now - state.phase_since
     if state.state == "running" and state.round is not None:
-        return _LOOKS["running"][0], f"{besides}{_capital(state.counts.now.newest)} done", now - state.round_time
+        return (
+            _LOOKS["running"][0],
+            f"{besides}{_capital(state.counts.now.newest)} done{crowded}",
+            now - state.round_time,
+        )
     return _LOOKS[state.state][0], state.sentence, now - state.since if state.since else 0.0
 
 

@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.look import (
     wrap_text,
 )
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished
+from sapo_swarm.events import GroupRecorded, PhaseName, RoundFinished, RunStarted
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.round_warnings import CUT_OFF
 from sapo_swarm.node.training_count import TrainingCounts
@@ -54,9 +54,9 @@ def _phase_line(state: DashboardState, width: int, glyphs: GlyphSet) -> Content:
     parts = []
     for name in phases:
         current = state.phase is not None and state.phase.phase == name
-        if current and not state.absent:
+        if current and not state.absent and not state.finished:
             mark, style, label = glyphs.now, "bold $accent", f" {words[name]}"
-        elif name in state.phases and not current:
+        elif name in state.phases and (state.finished or not current):
             mark, style, label = glyphs.done, "$success", f" {words[name]}" if named else ""
         else:
             mark, style, label = glyphs.todo, MUTED, f" {words[name]}" if named else ""
@@ -73,8 +73,9 @@ def _progress(state: DashboardState, now: float, width: int, glyphs: GlyphSet) -
     phase = state.phase
     if phase is None or state.paused or state.absent:
         return Content.styled(shorten_phrases(_idle(state), width), MUTED)
-    eta = f"eta {format_age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "eta unknown"
-    text = f"{100 * phase.fraction:4.0f} %  {eta}"
+    eta = f"  eta {format_age(max(phase.eta_s, 1.0))}" if phase.eta_s >= 0 else "  eta unknown"
+    eta = "" if phase.phase == "open" and phase.eta_s < 0 else eta
+    text = f"{100 * phase.fraction:4.0f} %{eta}"
     room = max(width - len(text) - 2, 4)
     return Content.assemble(draw_bar(phase.fraction, min(room, 40), glyphs, "$accent"), f"  {text}")
 
@@ -94,9 +95,27 @@ def _idle(state: DashboardState) -> str:
 
 
 def _round_lines(state: DashboardState, width: int, height: int) -> list[Content]:
-    last, run = state.round, state.run
+    last, run, phase = state.round, state.run, state.phase
+    if phase is not None and phase.phase == "evaluate" and phase.detail and not (state.paused or state.absent):
+        doing = _as_much_as_fits(phase.detail, width, height)
+        rest = [] if last is None or run is None else _finished_round(state, last, run, width)
+        return [Content.styled(line, MUTED) for line in doing] + rest
     if last is None or run is None:
         return [Content.styled(line, MUTED) for line in _before_the_first(state, width, height)]
+    return _finished_round(state, last, run, width)
+
+
+def _as_much_as_fits(text: str, width: int, height: int) -> list[str]:
+    """What the node does, wrapped to `height` lines; where these are too few, what says least is left out."""
+    text = plain_text(text, 400)
+    for shorter in (text, text.replace(" held-out questions:", ":"), text.partition(" (")[0], text.partition(", ")[0]):
+        if len(lines := wrap_text(shorter, width)) <= height:
+            return lines
+    return [shorten_phrases(text, width * max(height, 1))] if height <= 1 else lines[:height]
+
+
+def _finished_round(state: DashboardState, last: RoundFinished, run: RunStarted, width: int) -> list[Content]:
+    """The newest round of practice or step of examples."""
     if last.examples:
         return [Content.styled(line, MUTED) for line in _examples_lines(state, last)]
     goal = f" of {run.rounds_planned}" if run.rounds_planned else ""
@@ -123,7 +142,7 @@ def _before_the_first(state: DashboardState, width: int, height: int) -> list[st
     run, phase = state.run, state.phase
     if run is None:
         doing = phase.detail if phase is not None else ""
-        return wrap_text(doing.partition(": ")[2] or doing, width)
+        return _as_much_as_fits(doing.partition(": ")[2] or doing, width, height)
     if state.base_trial is None:
         return wrap_text(f"The first round samples {run.local_groups * run.group_size} rollouts.", width)
     lines = wrap_text(state.base_trial.sentence, width)

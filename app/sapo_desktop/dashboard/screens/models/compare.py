@@ -14,30 +14,35 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from sapo_desktop.dashboard.history.run import RoundClock, RunMetrics, RunMilestone, of_session
+from sapo_desktop.dashboard.history.run import RoundClock, RunMetrics, RunMilestone, add_milestones, of_session
 from sapo_desktop.dashboard.look import plain_text
 from sapo_desktop.dashboard.screens.base import BaseScreen
 from sapo_desktop.dashboard.screens.chart_keys import ChartKeys
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.chart import Chart, heldout_marks
+from sapo_desktop.dashboard.widgets.chart import Chart, examples_lines, heldout_marks, reward_title
 from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.dashboard.widgets.plot import ChartLine, ChartMark, Pattern
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.shelf.history import TrainingHistory
 from sapo_desktop.services.models.shelf.overview import ModelOverview
-from sapo_swarm.events import Evaluated, RoundFinished
+from sapo_swarm.events import Evaluated, ExamplesRead, RoundFinished
+from sapo_swarm.node.training_count import ROUNDS_ONLY
 
 # A model's history as lines and marks of a chart: pure functions of its journal.
 
 
 def of_one(story: TrainingHistory) -> tuple[list[ChartLine], list[ChartMark], RoundClock]:
-    """Local and external reward over rounds, held-out results, marks of changes, and the round clock."""
+    """How the examples were learned, local and external reward over rounds, held-out results, marks of changes, and the round
+    clock."""
     figures = _figures(story)
     external = figures.reward_external
-    lines = [] if external.empty else [ChartLine("external", external, "dashed", "line-2")]
+    lines = examples_lines(figures)
+    lines += [] if external.empty else [ChartLine("external", external, "dashed", "line-2")]
     lines.append(ChartLine("judged" if story.judged else "local", figures.reward_local, "solid", "line-1"))
     moments = [moment for session in story.sessions for moment in of_session(session)]
     moments += [RunMilestone("R", back.round, back.time) for back in story.backs]
+    for event in story.examples:
+        moments += add_milestones((), event, event.round)
     marks = [ChartMark(m.round, None, letter=m.letter, time=m.time) for m in moments]
     return lines, [*heldout_marks(figures), *marks], figures.clock
 
@@ -67,15 +72,32 @@ def _practice(story: TrainingHistory) -> TrainingHistory:
     rolled back the newest counts."""
     rounds = {story.counts.done_in(event.round).rounds: event for event in story.rounds if not event.examples}
     numbered = [msgspec.structs.replace(event, round=number - 1) for number, event in sorted(rounds.items())]
-    return replace(story, rounds=tuple(numbered), evaluations=())
+    return replace(story, rounds=tuple(numbered), evaluations=(), examples=())
 
 
 def _figures(story: TrainingHistory) -> RunMetrics:
     figures = RunMetrics()
-    events: list[RoundFinished | Evaluated] = [*story.rounds, *story.evaluations]
-    for event in sorted(events, key=lambda event: event.seq) if story.evaluations else events:
-        figures = figures.finished(event) if isinstance(event, RoundFinished) else figures.evaluated(event)
+    read = [event for event in story.examples if isinstance(event, ExamplesRead)]
+    events: list[RoundFinished | Evaluated | ExamplesRead] = [*story.rounds, *read, *_once(story.evaluations)]
+    for event in sorted(events, key=lambda event: event.seq) if read or story.evaluations else events:
+        match event:
+            case RoundFinished():
+                figures = figures.finished(event)
+            case ExamplesRead():
+                figures = figures.read(event)
+            case Evaluated():
+                figures = figures.evaluated(event)
     return figures
+
+
+def _once(settled: tuple[Evaluated, ...]) -> list[Evaluated]:
+    """The evaluations as if none had waited for the base: a history holds each result once, so that one published belatedly
+    stands for itself. It is placed no later than the one after it."""
+    once: list[Evaluated] = []
+    for event in reversed(settled):
+        seq = min(event.seq, once[-1].seq) if once else event.seq
+        once.append(msgspec.structs.replace(event, seq=seq, belated=False))
+    return once[::-1]
 
 
 # The screen with the chart and the table.
@@ -122,7 +144,9 @@ class CompareScreen(ChartKeys, BaseScreen):
             if model is not None
         ]
         lines, marks, clock = of_two(named[0], named[1] if len(named) > 1 else None)
-        self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", clock=clock)
+        alone = clock is not None
+        title, counts = (reward_title(lines), self._first.story.counts) if alone else ("Reward", ROUNDS_ONLY)
+        self.query_one(Chart).show(lines, marks, "Neither has been trained yet.", title, clock, counts)
 
     async def _measure(self) -> None:
         actions = self.dashboard.model_actions

@@ -28,7 +28,7 @@ from sapo_desktop.dashboard.screens.dialogs import key_hint
 from sapo_desktop.dashboard.screens.models import compare
 from sapo_desktop.dashboard.screens.models.keys import MORE, ModelKeys
 from sapo_desktop.dashboard.state import DashboardState
-from sapo_desktop.dashboard.widgets.chart import Chart
+from sapo_desktop.dashboard.widgets.chart import Chart, reward_title
 from sapo_desktop.dashboard.widgets.frame import ChoiceList, Key
 from sapo_desktop.services.models.screen.interface import ModelListing
 from sapo_desktop.services.models.shelf.history import describe_session, session_start
@@ -285,7 +285,12 @@ class ModelScreen(ModelKeys, ChartKeys):
         training = overview.model.record.id == self.shelf.training
         waiting = "Waiting for the first round." if training else "No round yet. Press c: the node trains this model."
         self.query_one(Chart).show(
-            lines, marks, waiting, f"{plain_text(overview.model.name, 40)}: reward", clock, overview.story.counts
+            lines,
+            marks,
+            waiting,
+            reward_title(lines, plain_text(overview.model.name, 40)),
+            clock,
+            overview.story.counts,
         )
 
     def action_close(self) -> None:
@@ -380,7 +385,7 @@ class ModelsScreen(ModelKeys):
         if self.big:
             text = model_details(overview, self.dashboard.feed.now(), width, self.glyphs)
             lines, marks, clock = compare.of_one(overview.story)
-            name = f"{plain_text(overview.model.name, 40)}: reward"
+            name = reward_title(lines, plain_text(overview.model.name, 40))
             waiting = "No round yet. Press c: the node trains this model."
             self.query_one(Chart).show(lines, marks, waiting, name, clock, overview.story.counts)
         else:

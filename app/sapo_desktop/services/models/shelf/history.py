@@ -12,6 +12,7 @@ from sapo_swarm.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    ExamplesRead,
     ExternalSwitched,
     RoundFinished,
     RunStarted,
@@ -24,7 +25,7 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.tasks.catalogue import new_tokens
 
-STORY = ("run_started", "round", "evaluation", "external", "checkpoint")
+STORY = ("run_started", "round", "evaluation", "external", "checkpoint", "base_trial", "examples")
 """Kinds of events that make up a model's history."""
 
 
@@ -32,7 +33,7 @@ STORY = ("run_started", "round", "evaluation", "external", "checkpoint")
 class TrainingHistory:
     """Oldest first. problem: why the journal could not be read, "" when it could or when there is none yet. undone:
     evaluations of weights that a rollback discarded. counts: what each of its weights were trained with. backs:
-    rollbacks by a person."""
+    rollbacks by a person. examples: what began, was measured in and ended the examples phase."""
 
     sessions: tuple[RunStarted, ...] = ()
     rounds: tuple[RoundFinished, ...] = ()
@@ -41,6 +42,7 @@ class TrainingHistory:
     counts: TrainingCounts = field(default_factory=TrainingCounts)
     undone: tuple[Evaluated, ...] = ()
     backs: tuple[CheckpointSaved, ...] = ()
+    examples: tuple[TrialMeasured | ExamplesRead, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -79,6 +81,7 @@ def load_history(folder: Path) -> TrainingHistory:
         counts=TrainingCounts.of(events),
         undone=tuple(undone_evaluations(events)),
         backs=tuple(e for e in events if isinstance(e, CheckpointSaved) and e.restored >= 0),
+        examples=tuple(e for e in events if isinstance(e, TrialMeasured | ExamplesRead)),
     )
 
 
