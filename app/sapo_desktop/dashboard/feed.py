@@ -93,7 +93,8 @@ class ControlFeed:
             coming = another is not None and another != self._pid
             if coming:
                 sentence, late, ended = "The node is starting again", "", False
-            yield NodeLink(False, sentence + late, self.now(), ended, coming)
+            refused = bool(self.refused) and ended
+            yield NodeLink(False, sentence + late, self.now(), ended, coming, refused)
             await asyncio.sleep(wait)
 
     def _absence(self, sentence: str, words: str, ended: bool, halted: bool) -> str:

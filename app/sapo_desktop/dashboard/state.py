@@ -51,13 +51,15 @@ QuitChoice = Literal["stop", "background"]
 @dataclass(frozen=True)
 class NodeLink:
     """The connection to the node was made or lost. sentence: shown in the header. ended: the node was
-    there, and nothing listens on its socket any more. starting: another node is already starting."""
+    there, and nothing listens on its socket any more. starting: another node is already starting. refused: one was to start,
+    and did not; the sentence says why."""
 
     connected: bool
     sentence: str
     time: float
     ended: bool = False
     starting: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True)
