@@ -125,7 +125,7 @@ def model_details(one: ModelOverview, now: float, width: int, glyphs: GlyphSet) 
         Content.styled(f"History ({_many(len(one.story.sessions), 'session')})", "bold"),
         *(session_rows(one.story.sessions, one.story.counts, width) or [Content.styled("not trained yet", "$muted")]),
         Content(""),
-        Content.styled("Held-out pass@1", "bold"),
+        Content.styled("Held-out pass@1, change against the base in points", "bold"),
         *(
             evaluation_rows(one.story.evaluations, one.story.counts, width, glyphs)
             or [Content.styled("not measured yet", "$muted")]
@@ -179,10 +179,12 @@ def evaluation_rows(
     chosen = found if len(found) <= SHOWN else (found[0], *found[-SHOWN + 1 :])
     top = max([event.high for event in chosen] + [0.05])
     room = max(min(width - 57 - _WHEN, 30), 0)
+    items = max([len(f" {event.items} items") for event in chosen], default=0)
+    gain = max(min(44, width - _WHEN - 2 - items), 20)
     return [
         Content.assemble(
             (f"{counts.at(event.round).when:<{_WHEN}}  ", "$muted"),
-            (f"{format_gain(event, 44):<44}", "bold"),
+            (f"{format_gain(event, gain):<{gain}}", "bold"),
             draw_bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
         )
