@@ -56,6 +56,15 @@ class ModelOverview:
         return self.story.held_out
 
     @property
+    def trained_with(self) -> tuple[str, str, str]:
+        """Method, engine and algorithm: of its last session, since settings may say "auto"; before the first, of the settings."""
+        if not self.story.sessions:
+            config = self.model.config
+            return config.method, config.trainer, config.algorithm
+        last = self.story.sessions[-1]
+        return last.method, last.backend, last.algorithm
+
+    @property
     def judged(self) -> bool:
         """Whether its rewards are verdicts of a judge; else they are verified."""
         return self.story.judged
