@@ -308,7 +308,8 @@ def sources_in_words(sources: Mapping[str, int], set_aside: int = 0) -> str:
         return ""
     checked = ", all checked here" if sources.get("others") or sources.get("own") or sources.get("person") else ""
     total = sum(sources.values())
-    examples = f"{total:,} example{'' if total == 1 else 's'}: {', '.join(parts)}{checked}."
+    of = f" ({parts[0].removeprefix(f'{total:,} ')})" if len(parts) == 1 else f": {', '.join(parts)}"
+    examples = f"{total:,} example{'' if total == 1 else 's'}{of}{checked}."
     if not set_aside:
         return examples
     return f"{examples} {set_aside:,} more {'is' if set_aside == 1 else 'are'} set aside, to see whether examples help."

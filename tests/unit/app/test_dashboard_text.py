@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -406,3 +407,12 @@ def test_while_held_out_questions_are_answered_the_panel_says_whose_answers_thes
     state = fold([run(), working, Phase(time=2.0, round=0, phase="evaluate", fraction=0.1, eta_s=-1.0, detail=detail)])
     assert wide in panels.now_panel(state, 3.0, 60, 8, UNICODE).plain
     assert panels.now_panel(state, 3.0, 40, 3, UNICODE).plain.splitlines()[-1] == narrow
+
+
+def test_what_sharing_changes_is_said_alike_on_screen_2_and_in_the_readme() -> None:
+    """What was measured with and without success."""
+    readme = " ".join((Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").split())
+    readme = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", readme)
+    for words in ("four equal small models", "changed nothing measurable; beside a larger one", "from 0 to 25 %"):
+        assert words in readme
+        assert words in swarm_screen.SWARMS

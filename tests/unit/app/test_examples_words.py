@@ -15,6 +15,7 @@ from sapo_desktop.commands.nodes.node import ConsoleReporter
 from sapo_desktop.dashboard.look import UNICODE
 from sapo_desktop.dashboard.screens.dashboard import empty_chart_text, reward_lines
 from sapo_desktop.dashboard.screens.models.compare import of_one, of_two
+from sapo_desktop.dashboard.screens.models.screen import evaluation_rows
 from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.chart import heldout_marks, reward_title
 from sapo_desktop.dashboard.widgets.held_out import held_out_panel
@@ -242,3 +243,31 @@ def test_after_practice_the_chart_of_a_model_is_called_reward_and_shows_the_exam
     assert [line.label for line in lines] == ["set aside", "likelihood", "local"]
     assert reward_title(lines, "kitchen") == "kitchen: reward"
     assert [line.label for line in of_two(("a", story), ("b", story))[0]] == ["a", "b"], "practice alone is compared"
+
+
+def test_the_step_of_a_held_out_result_fits_into_a_narrow_panel() -> None:
+    steps = [msgspec.structs.replace(STEP, round=n) for n in range(32)]
+    state = after(2)
+    for event in (*steps, msgspec.structs.replace(AGAIN, round=32, items=137)):
+        state = apply_event(state, event)
+    lines = {width: held_out_panel(state, 0.0, width, 12, UNICODE).plain.splitlines() for width in (28, 60)}
+    assert "137 items, 32 steps" in [line.rstrip() for line in lines[28]]
+    assert "137 items, step 32 of examples" in [line.rstrip() for line in lines[60]]
+
+
+@pytest.mark.parametrize(
+    ("width", "gain"),
+    [
+        (70, "100.0 %, +40.0 (+30.0 to +50.0)"),
+        (74, "100.0 % sampled, 60.0 % greedy, +40.0"),
+        (120, "100.0 % sampled, 60.0 % greedy, +40.0 points"),
+    ],
+)
+def test_a_held_out_result_of_an_opened_model_stands_on_one_line(width: int, gain: str) -> None:
+    """Where it has no room for its unit, the heading above says it."""
+    result = msgspec.structs.replace(AGAIN, round=2, pass_at_1=1.0, items=37)
+    (row,) = evaluation_rows((result,), after(6).counts, width, UNICODE)
+    assert row.plain.startswith("after step 2 of examples")
+    assert row.plain.rstrip().endswith(" 37 items")
+    assert gain in row.plain
+    assert row.cell_length <= width

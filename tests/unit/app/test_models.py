@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.fixtures.make_recordings import recording
 from tests.support.own_tasks import library_in, sums, write_folder
 from tests.support.records import evaluation, finished
 
@@ -23,7 +24,7 @@ from sapo_desktop import cli
 from sapo_desktop.commands.models.chat import _pieces
 from sapo_desktop.commands.models.models import _table as table
 from sapo_desktop.dashboard.look import UNICODE
-from sapo_desktop.dashboard.screens.models.screen import model_row, model_summary
+from sapo_desktop.dashboard.screens.models.screen import model_details, model_row, model_summary
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.chatting import (
@@ -42,7 +43,7 @@ from sapo_desktop.services.models.shelf.overview import ModelOverview, load_over
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.models.training import plan_session
 from sapo_swarm.config import RunConfig, settings_of_today
-from sapo_swarm.events import Evaluated, Event, GreedyScore
+from sapo_swarm.events import Evaluated, Event, GreedyScore, RunStarted
 from sapo_swarm.node.checkpoints import CheckpointInfo, CheckpointStore
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
@@ -243,6 +244,16 @@ def test_a_duplicate_is_not_the_model_that_was_trained_last(tmp_path: Path, monk
         record = store.record_of(name, CONFIG)
         store.write_model_record(folder, msgspec.structs.replace(record, created=created, last_trained=trained))
     assert [found.name for found in store.all_models(home)] == ["eve", "adam", "kim"]
+
+
+def test_once_trained_a_model_says_what_it_was_trained_with_and_before_what_its_settings_are() -> None:
+    auto = model(changed(method="auto", trainer="auto"))
+    session = next(event for event in recording("silo", 4, 4) if isinstance(event, RunStarted))
+    session = msgspec.structs.replace(session, method="lora", backend="torch")
+    for sessions, said in (((), "method auto · engine auto · "), ((session,), "method lora · engine torch · ")):
+        one = ModelOverview(auto, TrainingHistory(sessions), 0)
+        assert said in model_summary(one, False, 100, UNICODE).plain
+        assert said in model_details(one, 0.0, 100, UNICODE).plain
 
 
 def test_a_model_was_trained_last_when_its_newest_round_ended() -> None:

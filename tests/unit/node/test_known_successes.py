@@ -133,14 +133,14 @@ def test_what_a_phase_imitates_comes_back_from_the_disk(tmp_path: Path) -> None:
     assert known_successes.read_kept(tmp_path) is None
 
 
-def test_the_announcement_says_where_the_texts_come_from() -> None:
+def test_the_announcement_says_where_the_texts_come_from_and_how_many_from_each_of_several() -> None:
     several = {"table": 80, "person": 10, "others": 6}
     assert (
         sources_in_words(several)
         == "96 examples: 80 rows of your tables, 10 answers you wrote, 6 answers of others, all checked here."
     )
-    assert sources_in_words({"own": 1}) == "1 example: 1 earlier answer of this model, all checked here."
-    assert sources_in_words({"task": 64}) == "64 examples: 64 questions with the task's own answers."
+    assert sources_in_words({"own": 1}) == "1 example (earlier answer of this model), all checked here."
+    assert sources_in_words({"task": 64}) == "64 examples (questions with the task's own answers)."
     assert sources_in_words({}) == sources_in_words({}, 16) == ""
 
 
@@ -148,7 +148,7 @@ def test_the_announcement_says_where_the_other_rows_to_train_on_went() -> None:
     """119 rows to train on and 103 examples: the 16 between them are named."""
     assert (
         sources_in_words({"table": 103}, 16)
-        == "103 examples: 103 rows of your tables. 16 more are set aside, to see whether examples help."
+        == "103 examples (rows of your tables). 16 more are set aside, to see whether examples help."
     )
     assert sources_in_words({"table": 5}, 1).endswith(" 1 more is set aside, to see whether examples help.")
 

@@ -191,7 +191,8 @@ def _show(home: Home, args: argparse.Namespace) -> int:
         print(f"{lost}\n")
     print(f"held-out    {format_gain(overview.held_out, judged=overview.judged)}{_since(overview)}")
     print(f"trained     {overview.trained}, {_short(overview.story.tokens)} tokens, {_when(overview.last_trained)}")
-    print(f"on          {tasks_of(config)}, {config.algorithm}, method {config.method}")
+    method, engine, algorithm = overview.trained_with
+    print(f"on          {tasks_of(config)}, {algorithm}, method {method}, engine {engine}")
     if overview.story.computed:
         print(f"computed    {overview.story.computed}")
     print(f"on disk     {size_text(overview.size)} in {model.folder}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from sapo_desktop.dashboard.history.run import HeldOut
@@ -19,7 +20,7 @@ from sapo_desktop.services.against_base import (
     unpaired_reason,
 )
 from sapo_swarm.events import Evaluated, GreedyScore
-from sapo_swarm.node.training_count import TrainingCounts
+from sapo_swarm.node.training_count import TrainingCounts, count_of
 from sapo_swarm.tasks.own.library import PRESET
 from sapo_swarm.types import LEVEL_PREFIX
 
@@ -190,9 +191,12 @@ def held_out_panel(state: DashboardState, now: float, width: int, height: int, g
         rows.append(Content.assemble((label, MUTED), (f"{100 * latest.pass_at_1:5.1f} %  ", "bold"), filled))
         rows += _verdict(latest, width)
     if height >= 5:
-        when = state.counts.at(latest.round).newest or "untrained"
+        done = state.counts.at(latest.round)
         at = "" if latest.greedy is not None else f"T={latest.temperature:g}, "
-        rows.append(Content.styled(f"{latest.items} items, {at}{when}", MUTED))
+        text = f"{latest.items} items, {at}"
+        whens = (done.newest or "untrained", count_of(done.steps, "step") if done.steps and not done.rounds else "")
+        fitting = (when for when in whens if when and cell_len(text + when) <= width)
+        rows.append(Content.styled(text + next(fitting, whens[1] or whens[0]), MUTED))
     rows += difficulty_rows(state, width)
     if height >= 12:
         rows.append(Content(""))

@@ -34,7 +34,6 @@ from sapo_desktop.services.models.screen.interface import ModelListing
 from sapo_desktop.services.models.shelf.history import describe_session, session_start
 from sapo_desktop.services.models.shelf.overview import ModelOverview, format_gain, tasks_of
 from sapo_desktop.services.models.shelf.store import rounds_of
-from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Evaluated, RunStarted
 from sapo_swarm.node.clock import format_age, local_time
 from sapo_swarm.node.training_count import TrainingCounts
@@ -95,7 +94,7 @@ def model_summary(one: ModelOverview, training: bool, width: int, glyphs: GlyphS
     model, config = one.model, one.model.config
     sessions = one.story.sessions
     rows = [
-        labelled_value("made from", f"{model.record.base} · {_how(model.config)}", width),
+        labelled_value("made from", f"{model.record.base} · {_how(one)}", width),
         labelled_value("tasks", tasks_of(config), width),
         labelled_value(
             "trained",
@@ -125,7 +124,7 @@ def model_details(one: ModelOverview, now: float, width: int, glyphs: GlyphSet) 
         Content.styled(f"History ({_many(len(one.story.sessions), 'session')})", "bold"),
         *(session_rows(one.story.sessions, one.story.counts, width) or [Content.styled("not trained yet", "$muted")]),
         Content(""),
-        Content.styled("Held-out pass@1", "bold"),
+        Content.styled("Held-out pass@1, change against the base in points", "bold"),
         *(
             evaluation_rows(one.story.evaluations, one.story.counts, width, glyphs)
             or [Content.styled("not measured yet", "$muted")]
@@ -146,8 +145,9 @@ def labelled_value(label: str, value: str, width: int) -> Content:
     return Content.assemble((f"{label:<10}", "$muted"), hanging_indent(plain_text(value, 600), width, 10))
 
 
-def _how(config: RunConfig) -> str:
-    return f"method {config.method} · engine {config.trainer} · {config.algorithm}"
+def _how(one: ModelOverview) -> str:
+    method, engine, algorithm = one.trained_with
+    return f"method {method} · engine {engine} · {algorithm}"
 
 
 def _where(one: ModelOverview) -> str:
@@ -179,10 +179,12 @@ def evaluation_rows(
     chosen = found if len(found) <= SHOWN else (found[0], *found[-SHOWN + 1 :])
     top = max([event.high for event in chosen] + [0.05])
     room = max(min(width - 57 - _WHEN, 30), 0)
+    items = max([len(f" {event.items} items") for event in chosen], default=0)
+    gain = max(min(44, width - _WHEN - 2 - items), 20)
     return [
         Content.assemble(
             (f"{counts.at(event.round).when:<{_WHEN}}  ", "$muted"),
-            (f"{format_gain(event, 44):<44}", "bold"),
+            (f"{format_gain(event, gain):<{gain}}", "bold"),
             draw_bar(event.pass_at_1 / top, room, glyphs, "$chart-local") if room >= 8 else "",
             (f" {event.items} items", "$muted"),
         )
@@ -221,7 +223,7 @@ def _settings(one: ModelOverview, width: int) -> list[Content]:
     return [
         Content.styled("What it is", "bold"),
         labelled_value("made from", model.record.base, width),
-        labelled_value("trained", _how(model.config), width),
+        labelled_value("trained", _how(one), width),
         *([labelled_value("computed", one.story.computed, width)] if one.story.computed else []),
         labelled_value("tasks", tasks_of(model.config), width),
         labelled_value("folder", str(model.folder), width),

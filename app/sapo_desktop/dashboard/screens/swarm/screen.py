@@ -97,8 +97,9 @@ def on_trial(state: DashboardState) -> tuple[str, ...]:
 SWARMS = (
     "In a swarm, nodes share the text of their attempts and learn from each other's. Each node scores what it "
     "receives with its own verifier; no model, weight or file leaves this machine, and nobody can change your limits. "
-    "Of external attempts a node trains only on those that did better than the rest of their group. On one small "
-    "real model two and a half minutes of sharing changed nothing that could be measured; longer runs are not measured yet."
+    "Of external attempts a node trains only on those that did better than the rest of their group. Among four "
+    "equal small models two and a half minutes of sharing changed nothing measurable; beside a larger one, a small model that "
+    "had nothing to learn from alone went from 0 to 25 %. Longer runs are not measured yet."
 )
 WAYS = (("Find", "f", "directory"), ("Join", "j", "node --join INVITE"), ("Host", "h", "coordinator"))
 """(action, key, verb) for each way into a swarm."""

@@ -56,6 +56,15 @@ class ModelOverview:
         return self.story.held_out
 
     @property
+    def trained_with(self) -> tuple[str, str, str]:
+        """Method, engine and algorithm: of its last session, since settings may say "auto"; before the first, of the settings."""
+        if not self.story.sessions:
+            config = self.model.config
+            return config.method, config.trainer, config.algorithm
+        last = self.story.sessions[-1]
+        return last.method, last.backend, last.algorithm
+
+    @property
     def judged(self) -> bool:
         """Whether its rewards are verdicts of a judge; else they are verified."""
         return self.story.judged
@@ -99,12 +108,14 @@ def _figures(event: Evaluated, width: int) -> str:
     else:
         delta, low, high = difference
         short = "no measurable change" if low <= 0 <= high else f"{100 * delta:+.1f}"
+        points = short if low <= 0 <= high else f"{short} points"
         ends = format_interval(low, high, "+")
+        bare = ends.replace("95 %: ", "")
         texts = (
-            *([f"{both}, {short} {ends}", f"{both}, {short}"] if both else []),
+            *([f"{both}, {points} {ends}", f"{both}, {points}", f"{both}, {short}"] if both else []),
             f"{share}, {describe_difference(event)}",
-            f"{share}, {short} {ends}",
-            f"{share}, {short} {ends.replace('95 %: ', '')}",
+            *(f"{share}, {change} {interval}" for interval in (ends, bare) for change in (points, short)),
+            f"{share}, {points}",
+            f"{share}, {short}",
         )
-        texts = (*texts, f"{share}, {short}")
     return next((text for text in texts if not width or len(text) <= width), share)
