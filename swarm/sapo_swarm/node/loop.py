@@ -330,7 +330,7 @@ class Node:
         try:
             async with scorer:
                 ended = await self._train(scorer)
-            await self.run_control.say("stopped", ended)
+            await self.run_control.say("stopped", ended, "" if self.run_control.requests.stop else "done")
         except BaseException as error:
             with contextlib.suppress(JournalError):
                 await self.run_control.say("failed", f"{error}" or type(error).__name__)

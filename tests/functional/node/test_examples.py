@@ -143,6 +143,22 @@ async def test_a_run_without_a_number_of_rounds_pauses_once_everything_is_right(
     assert rounds(reopened) == ([], []), "the dashboard was opened again, and nobody asked for more practice"
 
 
+async def test_a_dashboard_that_is_opened_does_not_train_on_what_had_done_its_planned_rounds(tmp_path: Path) -> None:
+    planned = msgspec.structs.replace(CONFIG, rounds=1)
+    assert rounds(await run(tmp_path / "run", planned)) == ([], [0])
+    again = make(tmp_path / "run", FakeEngine(LoadRequest("fake")), msgspec.structs.replace(planned, rounds=0), True)
+    reopened: list[Event] = []
+
+    def look(event: Event) -> None:
+        reopened.append(event)
+        if isinstance(event, StateChanged) and event.state == "paused":
+            again.command("stop")
+        assert not (isinstance(event, RoundFinished) and event.round > 1)
+
+    await follow(again, look)
+    assert any(isinstance(e, StateChanged) and e.sentence == "Finished after round 1 · space goes on" for e in reopened)
+
+
 async def test_a_bundled_base_was_taught_the_form_and_practises_at_once(tmp_path: Path) -> None:
     events = await run(tmp_path / "run", msgspec.structs.replace(CONFIG, rounds=1))
     assert not any(isinstance(e, TrialMeasured) for e in events)

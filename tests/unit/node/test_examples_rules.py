@@ -179,6 +179,11 @@ def test_the_pause_in_which_a_session_ended_is_the_persons_or_that_nothing_was_l
     assert last_pause([]) is None
     assert last_pause(ended("battery")) is None
     assert last_pause([*ended("person"), StateChanged(state="running", sentence="")]) is None
+    planned = StateChanged(state="stopped", sentence="Stopped after round 3.", reason="done")
+    finished = last_pause([*ended("person"), planned])
+    assert finished is not None
+    assert (finished.state, finished.sentence) == ("paused", "Finished after round 3 · space goes on")
+    assert last_pause([planned, StateChanged(state="running", sentence=""), ended("")[-1]]) is None
     left = last_pause(ended("done", MASTERED))
     assert left is not None
     assert left.sentence == MASTERED

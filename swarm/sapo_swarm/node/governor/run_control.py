@@ -83,9 +83,13 @@ def apply_command(requests: RunRequests, verb: str, for_s: float, now: float, ho
 
 
 def last_pause(events: Iterable[Event]) -> StateChanged | None:
-    """The pause without an end in which the last session ended: the person's, or because nothing was left to do. events: of the
-    sessions before, in order."""
-    states = [e for e in events if isinstance(e, StateChanged) and e.state in ("running", "finishing", "paused")]
+    """The pause without an end in which the last session ended: the person's, or because nothing was left to do. A session that
+    ended because everything planned was done is such a pause too. events: of the sessions before, in order."""
+    states = [e for e in events if isinstance(e, StateChanged)]
+    if states and (states[-1].state, states[-1].reason) == ("stopped", "done"):
+        after = states[-1].sentence.removeprefix("Stopped ").rstrip(".")
+        return msgspec.structs.replace(states[-1], state="paused", sentence=f"Finished {after} · space goes on")
+    states = [e for e in states if e.state in ("running", "finishing", "paused")]
     ended = bool(states) and states[-1].state == "paused" and states[-1].reason in ("person", "done")
     return states[-1] if ended else None
 
