@@ -341,11 +341,12 @@ def _export(
 ) -> dict[str, Any]:
     """The adapter as a GGUF file in llama.cpp on the person's own file: nats that the examples' answers gained, of a token on
     average, beside the engine's own; and greedy answers that are the same to the end, of a model that has hardly begun."""
+    from sapo_backends.composite import CompositeEngine
     from sapo_backends.registry import get_backend
 
     rows = [TokenSequence(s.prompt, s.completion) for s in samples]
     sampling = Sampling(0.0, 1.0, ANSWER)
-    trainer = engine._trainer if engine.separate_generator else engine
+    trainer = engine._trainer if isinstance(engine, CompositeEngine) else engine
     own = [row[0].tokens for row in trainer.generate(prompts, 1, sampling, seed=0)]
     gained = _mean(samples, engine.logprobs(rows)) - _mean(samples, before)
     request = LoadRequest(str(file), "lora", "auto", "cpu", threads=1)

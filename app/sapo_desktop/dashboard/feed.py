@@ -43,6 +43,8 @@ class ControlFeed:
         model it is a different process."""
         self.socket, self.last_words, self.starting = socket, last_words, starting
         self.now: Callable[[], float] = now
+        self.refused = ""
+        """Why the node did not start when it was last asked to; "" since it answered."""
         self._seq = 0
         self._run, self._pid, self._since = "", 0, 0.0
         self._groups: JournalGroups | None = None
@@ -83,19 +85,23 @@ class ControlFeed:
             failures = max(failures, 0) + 1
             since = time.time() - (steady_seconds() - self._since)  # by the current clock: it may have been set
             words = await asyncio.to_thread(self.last_words, self._pid, since) if self._pid else ""
-            if words:
-                sentence = f"The node ended: {words}"
             wait = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
-            late = f", trying again every {wait:g} s" if wait >= 1 else ""
-            ended = silent and failures >= len(_BACKOFF_S)
-            if ended:
-                sentence, late = sentence if words else "The node is gone", ""
+            ended = (silent and failures >= len(_BACKOFF_S)) or bool(self.refused and not halted)
+            sentence = self._absence(sentence, words, ended, halted)
+            late = f", trying again every {wait:g} s" if wait >= 1 and not ended else ""
             another = await asyncio.to_thread(self.starting) if self._pid and not halted else None
             coming = another is not None and another != self._pid
             if coming:
                 sentence, late, ended = "The node is starting again", "", False
-            yield NodeLink(False, sentence + late, self.now(), ended, coming)
+            refused = bool(self.refused) and ended
+            yield NodeLink(False, sentence + late, self.now(), ended, coming, refused)
             await asyncio.sleep(wait)
+
+    def _absence(self, sentence: str, words: str, ended: bool, halted: bool) -> str:
+        """Why no node answers. words: its last ones. ended: it does not come back by itself. halted: it is there."""
+        if self.refused and not halted:
+            return f"The node did not start: {self.refused}"
+        return f"The node ended: {words}" if words else "The node is gone" if ended else sentence
 
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
         """Yields the connection, the history without groups, the newest groups, then everything live."""
@@ -108,6 +114,7 @@ class ControlFeed:
             self._run, self._seq = run, 0
         if self._seq == 0:  # events of another run, or of this history before it broke off, may have been sent
             yield ReplayRewound()
+        self.refused = ""
         yield NodeLink(True, "Connected", self.now())
         if self._seq == 0:
             last = 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 from msgspec import field
@@ -51,13 +51,15 @@ QuitChoice = Literal["stop", "background"]
 @dataclass(frozen=True)
 class NodeLink:
     """The connection to the node was made or lost. sentence: shown in the header. ended: the node was
-    there, and nothing listens on its socket any more. starting: another node is already starting."""
+    there, and nothing listens on its socket any more. starting: another node is already starting. refused: one was to start,
+    and did not; the sentence says why."""
 
     connected: bool
     sentence: str
     time: float
     ended: bool = False
     starting: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
             off = "" if event.taking else event.sentence
             state = replace(state, external_off=off, log=state.log.append(line))
         case CheckpointSaved() if event.restored >= 0:  # a rollback trains nothing, but counts as a round
-            state = replace(state, rounds=event.round)
+            state = replace(state, rounds=event.round, **_undone(state, event.restored))
         case LogLine():
             state = replace(state, log=state.log.append(event))
     newest, moments = max(state.newest, event.time), add_milestones(state.moments, event, state.rounds)
@@ -312,6 +314,13 @@ def apply_event(state: DashboardState, event: Event | NodeLink) -> DashboardStat
     if newest == state.newest and moments is state.moments and trails is state.trails:
         return state
     return replace(state, newest=newest, moments=moments, trails=trails)
+
+
+def _undone(state: DashboardState, restored: int) -> dict[str, Any]:
+    """What no longer holds once the weights after `restored` rounds are back: results of what came later."""
+    later = state.latest is not None and state.latest.round > restored
+    read = state.reading is not None and state.reading.round > restored
+    return {"latest": state.base if later else state.latest, "reading": None if read else state.reading}
 
 
 def _counted(state: DashboardState, event: Event | NodeLink) -> DashboardState:

@@ -85,8 +85,7 @@ async def test_a_dashboard_that_is_opened_again_shows_the_letters_and_the_curve_
         await client.post("rollback", round=2)
         app = SapoDashboard(ControlFeed(tmp_path / "run" / "node.sock"))
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, app, lambda state: state.vitals is not None)
-            assert {"E", "R"} <= {moment.letter for moment in app.state.moments}
+            await until(pilot, app, lambda state: {"E", "R"} <= {moment.letter for moment in state.moments})
             assert [value for _, _, value in app.state.figures.set_aside.buckets()] == [9 / 16]
 
 

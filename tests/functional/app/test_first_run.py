@@ -405,6 +405,28 @@ async def test_a_table_and_a_model_are_dropped_in_either_order_wherever_the_curs
         assert str(table) in answered.answers[answered.place][1]
 
 
+async def test_a_drop_that_is_neither_a_table_nor_a_model_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "sheet.xlsx").write_bytes(b"PK")
+    (tmp_path / "photo.png").write_bytes(b"PNG")
+    app = SapoDashboard(ScriptedFeed(list(SILO)), first_run=True, info=FirstRunInfo)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        complaint = app.screen.query_one("#complaint", Static)
+        for dropped, sentence in (
+            (f"'{tmp_path / 'sheet.xlsx'}'", "sheet.xlsx is a spreadsheet: save it as CSV"),
+            (
+                str(tmp_path / "photo.png"),
+                "photo.png is neither a table (CSV, TSV, JSONL, Parquet) nor a model's GGUF file",
+            ),
+            (str(tmp_path), "is a folder. Drop a table"),
+            (f"file://{tmp_path}/gone.csv", f"There is no file {tmp_path}/gone.csv."),
+            ("a sentence from somewhere", "Drop a table or a model's GGUF file here, or paste an invite"),
+        ):
+            app.post_message(events.Paste(dropped))
+            while sentence not in str(complaint.render()):
+                await pilot.pause()
+
+
 async def test_a_model_is_dropped_on_the_list_of_models(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")

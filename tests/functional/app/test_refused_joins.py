@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from tests.functional.app.test_join_and_host import FAKE, INVITE
 from tests.functional.swarm.test_members import settings as hosting
 from tests.support.node_process import sapo
+from tests.support.own_tasks import library_in, sums
 from tests.support.scripted_feed import NARROW, ScriptedFeed, questions
 from tests.support.swarm_process import coordinator
+from tests.support.terminal import terminal
 from textual.widgets import Input, Static
 
 from sapo_desktop import cli, settings
@@ -77,6 +80,34 @@ async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
     assert "used up" in typed.stderr
     assert not home.invite.exists()
     assert not settings.load_settings(home.settings).swarm.join
+
+
+async def test_a_node_of_private_tasks_is_not_put_into_a_swarm_and_a_dashboard_whose_node_does_not_start_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
+    home = Home.find()
+    home.prepare()
+    sums(home.data / "tasks" / "mine")
+    home.settings.write_text(FAKE.replace("basic_arithmetic", "mine"))
+    made = await asyncio.to_thread(sapo, home.config, "node", "--silo", "--rounds", "1")
+    assert made.returncode == 0, made.stderr
+    with (
+        library_in(home.data / "tasks"),
+        pytest.raises(USER_ERRORS, match=r"your own tasks are private.*sapo-desktop leave"),
+    ):
+        await HomeActions(home).join(INVITE)
+    assert not home.invite.exists()
+    assert not settings.load_settings(home.settings).swarm.join
+
+    settings.write_setting(home.settings, "swarm.join", "true")  # as after a change of the tasks within a swarm
+    membership.save_invite(INVITE, home.invite)
+    async with terminal(home.config, [sys.executable, "-m", "sapo_desktop"], 120, 36) as shown:
+        await shown.shows(lambda text: "Not working: 5 says why" in text and "space starts the node again" in text)
+        shown.press("4")
+        await shown.shows(lambda text: "My models (1)" in text)
+        shown.press("5")
+        await shown.shows(lambda text: "did not start: mine: your own tasks are private" in text)
 
 
 async def test_an_invite_that_is_used_up_is_said_at_the_first_questions(

@@ -34,6 +34,7 @@ from sapo_desktop.dashboard.widgets import held_out, panels
 from sapo_desktop.dashboard.widgets.frame import header_line, status_summary
 from sapo_desktop.services.against_base import base_scores
 from sapo_swarm.events import (
+    CheckpointSaved,
     Evaluated,
     Event,
     ExamplesRead,
@@ -88,6 +89,18 @@ def evaluated(delta: tuple[float, float, float] | None, pass_at_1: float = 0.2) 
 
 def heldout(event: Evaluated) -> str:
     return held_out.held_out_panel(fold([run(), event]), 0.0, 50, 10, UNICODE).plain
+
+
+def test_the_held_out_result_of_weights_that_were_left_is_no_longer_shown_as_the_one_of_now() -> None:
+    after = evaluated((0.067, 0.046, 0.088))
+    back = CheckpointSaved(round=31, weights="w", parent="p", optimizer=False, bytes=1, reason="rollback", restored=10)
+
+    def shown(*events: Event) -> str:
+        return held_out.held_out_panel(fold([run(), *events]), 0.0, 50, 10, UNICODE).plain
+
+    assert "+6.7 points" in shown(after)
+    assert "+6.7 points" not in shown(after, back)
+    assert "+6.7 points" in shown(after, msgspec.structs.replace(back, restored=25))
 
 
 def test_a_long_path_is_broken_after_a_slash_and_never_in_a_word() -> None:

@@ -76,11 +76,20 @@ def test_columns_are_found_by_their_usual_names_or_by_what_they_hold(tmp_path: P
     assert of(tmp_path, "id,blah,last\n" + rows, question="id", answer="Blah").task.spec.answer == "blah"
 
 
+def test_a_column_named_source_that_says_where_each_row_came_from_is_not_the_question(tmp_path: Path) -> None:
+    rows = "".join(f"the soup number {n} was cold,{'card' if n % 2 else 'web'},kitchen{n % 3}\n" for n in range(40))
+    spec = of(tmp_path, "comment,source,team\n" + rows).task.spec
+    assert ("{comment}" in spec.prompt, "{source}" in spec.prompt, spec.answer) == (True, False, "team")
+    pairs = "".join(f"Satz {n},sentence {n}\n" for n in range(40))
+    assert "{source}" in of(tmp_path, "source,translation\n" + pairs).task.spec.prompt
+
+
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
         ({"answer": "nothing"}, "There is no column 'nothing' for the answer. The file has: id, question, answer."),
         ({"prompt": "{nothing}"}, "has no column 'nothing'"),
+        ({"question": "answer"}, "Column answer cannot be both the question and the answer"),
         ({"name": "bf"}, "The name 'bf' is taken."),
         ({"name": "check"}, "taken"),
     ],
@@ -102,6 +111,14 @@ def test_an_answer_that_dominates_or_stands_in_the_question_is_told_of(tmp_path:
     )
     assert "'yes' is right in 91 % of the rows" in found
     assert "The answer stands in the question in 20 of 22 rows (rows 2, 3, 4, 5, 6, …)" in found
+
+
+def test_a_way_of_reading_that_finds_nothing_in_the_right_answers_is_named(tmp_path: Path) -> None:
+    words = "question,answer\n" + "".join(f"Which is {n}?,{'odd' if n % 2 else 'even'}\n" for n in range(20))
+    found = said(of(tmp_path, words, extract="last_number"))
+    assert "right answers hold no number (such as " in found
+    assert "--extract last_line" in found
+    assert "hold no" not in said(of(tmp_path, words, extract="last_line"))
 
 
 def test_options_that_every_question_names_give_no_answer_away(tmp_path: Path) -> None:

@@ -204,15 +204,21 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
     timers: list[object] = []
 
     async def start(answers: FirstRunAnswers | None) -> None:
-        """Start the node; an error ends the dashboard with its message."""
+        """Start the node. An error is shown where the way out of it is; a first start without a model ends with it."""
         _collect_again()
         if not timers:
             timers.append(app.set_interval(hardware.RETURN_EVERY_S, release_memory))
         try:
             await _start(home, answers)
         except USER_ERRORS as error:
-            problem.append(error)
-            app.exit(None)
+            if answers is None and any(home.models.glob("*/model.json")):
+                from sapo_swarm.protocol.safe_text import safe_text
+
+                feed.refused = safe_text(str(error), 300, lines=False)
+                app.say(feed.refused, error=True)
+            else:
+                problem.append(error)
+                app.exit(None)
 
     def offer() -> FirstRunInfo:
         from sapo_desktop.services import first_run as questions
@@ -220,8 +226,9 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
         _collect_again()
         return questions.initial_choices()
 
+    feed = _feed(home)
     app = SapoDashboard(
-        _feed(home),
+        feed,
         is_new(home),
         start,
         offer,

@@ -27,7 +27,7 @@ from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
 from sapo_desktop.services.tasks.store import describe_custom_tasks, keep_shots, require_own, require_unused, store_task
 from sapo_desktop.services.tasks.store import remove_task as remove
 from sapo_desktop.services.tasks.wizard.interface import TaskMeasurement
-from sapo_desktop.streams import confirm_action, json_line, print_progress
+from sapo_desktop.streams import confirm_action, json_line, overwrite_line, print_progress
 from sapo_swarm.config import RunConfig
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import Scorer
@@ -256,6 +256,8 @@ async def _try(
         measured = await expectation.measure_expectation(task, config, scorer, show)
     except BackendError as error:
         return [f"It could not be tried: {error}"]
+    finally:
+        overwrite_line("")  # it need not have come to 100 %
     if measured is None:
         return ["None of the questions fits into the model's context."]
     shots_changed = keep_in is not None and measured.shots != task.spec.shots

@@ -288,7 +288,11 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
 
     def on_paste(self, event: events.Paste) -> None:
         """Handle text pasted outside a field."""
-        self.take_pasted(event.text)
+        if not self.take_pasted(event.text):
+            from sapo_desktop.services.tasks.wizard.places import refused_drop
+
+            usual = "Drop a table or a model's GGUF file here, or paste an invite, which begins with sapo://."
+            self.complain(plain_text(refused_drop(event.text) or usual, 300))
 
     def take_pasted(self, pasted: str) -> bool:
         """An invite means to join that swarm; the path of a table, which a terminal pastes for a dropped file, to train on
@@ -340,7 +344,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         return self.query_one(f"#{name}", Choice).value
 
     def action_accept(self) -> None:
-        """Close with the answers; an invite or a model that cannot work is explained instead, and a list is opened first."""
+        """Start with these answers; an invite or a model that cannot work is explained instead, and a list is opened first."""
         if self._value("mode") == FIND[0]:
             self._find()
             return
@@ -423,6 +427,7 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
             name=self.query_one("#name", Input).value.strip(),
         )
         if answers.tasks == OWN:
+            self.complain("")
             self._make_task(answers)
         else:
             self.dismiss(answers)

@@ -143,10 +143,10 @@ _DRAFT_KEYS: list[Key] = [
 ]
 _WHERE = {
     "tags": "between <answer> and </answer>, as it is asked",
-    "last_line": "its last line is taken as the answer",
-    "last_number": "its last number is taken as the answer",
-    "json": "its last JSON object or list is taken as the answer",
-    "whole": "all that it writes is taken as the answer",
+    "last_line": "its last line is the answer",
+    "last_number": "its last number is the answer",
+    "json": "its last JSON object or list is the answer",
+    "whole": "all that it writes is the answer",
 }
 EXTRACTS = tuple((name, _WHERE[name]) for name in get_args(Extract))
 

@@ -144,7 +144,7 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
     """(style, sentence, age in seconds) of the current status; a lost node outranks everything but its last words."""
     link = state.link
     if state.gone and link is not None:
-        said = state.state in ("stopped", "failed")
+        said = state.state in ("stopped", "failed") and not link.refused
         sentence, since = (state.sentence, state.since) if said else (link.sentence, state.newest)
         return (
             _LOOKS[state.state if said else "failed"][0],
@@ -214,7 +214,10 @@ def header_line(
     since = f" · {format_age(seconds)}" if seconds >= 1 and not state.finished else ""
     room_right = max(width - max(len(badge), 12) - 3 - len(since), 10)
     if state.gone and cell_len(right) > room_right:  # the log has the full sentence; the way out must not be cut
-        right = f"{mark} Not working: 5 says why · space starts the node again"
+        wanted = state.state == "stopped" and state.link is not None and not state.link.refused
+        right = (
+            f"{mark} {'The node has stopped' if wanted else 'Not working: 5 says why'} · space starts the node again"
+        )
     right = shorten_phrases(right, room_right)
     name = "sapo-desktop"
     if badge:

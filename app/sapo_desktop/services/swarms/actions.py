@@ -33,9 +33,9 @@ class HomeActions:
         home = self._home
         loaded, model = settings.load_settings(home.settings), await control.current_model(home)
         config = model.config if model else loaded.run
-        await membership.request_admission(
-            home, membership.parse_typed_invite(invite), loaded.person.name, config.model
-        )
+        typed = membership.parse_typed_invite(invite)
+        await asyncio.to_thread(membership.require_shared, config, typed.swarm)
+        await membership.request_admission(home, typed, loaded.person.name, config.model)
         await asyncio.to_thread(membership.save_invite, invite, home.invite, listed)
         await asyncio.to_thread(settings.write_setting, home.settings, "swarm.join", "true")
         await control.restart_node(home)

@@ -158,7 +158,8 @@ def require_shared(config: RunConfig, swarm: str = "") -> None:
     if all(catalogue.is_own(task) and not library.has_shared_version(task, swarm) for task in config.tasks):
         raise UsageError(
             f"{', '.join(config.tasks)}: your own tasks are private, nothing of them is shared with a swarm. Train on them "
-            "alone (--silo), or add a task that the swarm knows. To train on one with friends: sapo-desktop tasks share NAME"
+            "alone (out of a swarm: sapo-desktop leave), add a task that the swarm knows, or train on one with friends: "
+            "sapo-desktop tasks share NAME"
         )
 
 

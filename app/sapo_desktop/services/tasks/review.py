@@ -13,7 +13,7 @@ import msgspec
 from sapo_backends.errors import BackendError
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_swarm.config import RunConfig
-from sapo_swarm.scoring.declared_verifiers import enclose_answer, score_declared
+from sapo_swarm.scoring.declared_verifiers import enclose_answer, extract_answer, score_declared
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer, ScoringFailed, UnanswerableQuestion
 from sapo_swarm.tasks.catalogue import held_out, tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask
@@ -71,6 +71,7 @@ def review_rows(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
     """Everything that the rows alone show, the most serious first."""
     usable = [row for row in rows if all(row.row.get(name, "").strip() for name in _needed(task))]
     return [
+        *_unread(task),
         *_leaks(task),
         *_contradictions(task, usable),
         *_given_away(task, usable),
@@ -123,6 +124,22 @@ def _needed(task: OwnTask) -> tuple[str, ...]:
 
 def _has_answers(task: OwnTask) -> bool:
     return task.spec.answer in task.spec.columns
+
+
+def _unread(task: OwnTask) -> list[str]:
+    """Right answers in which the way of reading an answer finds none: nothing that a model writes could count."""
+    how = task.spec.extract
+    if not _has_answers(task) or how == "tags":
+        return []
+    answers = [right_answer(task.spec, row) for row in task.train]
+    lost = [answer for answer in answers if extract_answer(how, answer) is None]
+    if 2 * len(lost) <= len(answers):
+        return []
+    kind = {"last_number": "number", "json": "JSON object or list"}.get(how, "line")
+    return [
+        f"{len(lost):,} of {len(answers):,} right answers hold no {kind} (such as {lost[0][:60]!r}), and the last {kind} of what "
+        "a model writes is read: nothing could count. Read from its last line instead (--extract last_line)."
+    ]
 
 
 def _leaks(task: OwnTask) -> list[str]:

@@ -303,8 +303,10 @@ def find_answer_column(table: RowTable, wished: str, among: Sequence[str], guess
 
 
 def find_question_column(table: RowTable, wished: str, among: Sequence[str]) -> str:
-    """The column of the questions: the one with that name, else the one with the longest texts. Raises UsageError."""
-    usual = [name for name in QUESTIONS if name in among]
+    """The column of the questions: the one with that name, else the one with a usual name, unless few values recur in it where
+    another column has many (a `source` beside comments), else the one with the longest texts. Raises UsageError."""
+    different = {name: len({row.get(name, "").strip() for row in table.rows[:1000]}) for name in among}
+    usual = [name for name in QUESTIONS if name in among and 4 * different[name] >= max(different.values())]
     filled = [
         name for name in usual if sum(row.get(name, "").strip() != "" for row in table.rows) >= FILLED * len(table.rows)
     ]

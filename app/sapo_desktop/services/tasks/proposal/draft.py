@@ -170,7 +170,12 @@ def _question_and_answer(
     answer = merged.answer if merged else columns.find_answer_column(table, wishes.answer, remaining, guess)
     if wishes.prompt:
         return "", answer
-    return columns.find_question_column(table, wishes.question, [name for name in remaining if name != answer]), answer
+    question = columns.find_question_column(table, wishes.question, [name for name in remaining if name != answer])
+    if question and question == answer:
+        raise UsageError(
+            f"Column {columns.column_heading(table, answer)} cannot be both the question and the answer: choose another for one."
+        )
+    return question, answer
 
 
 def _wording(table: RowTable, wishes: ImportOptions, asked: WordingInput, lettered: bool) -> QuestionWording:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from sapo_desktop.services.tasks.wizard.interface import FileChoice
 from sapo_swarm.node.clock import format_age
 
 TABLES = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet"})
+SPREADSHEETS = frozenset({".xlsx", ".xls", ".xlsm", ".ods", ".numbers"})
 MOST = 200
 """Entries of a folder that are shown."""
 LOOKED_AT = 20_000
@@ -49,9 +51,35 @@ def suggest_files(typed: str, now: float) -> tuple[FileChoice, ...]:
 def dropped_file(text: str, kinds: Collection[str] = TABLES) -> str:
     """The path of a table, or of a file of these kinds, from what a terminal types when a file is dropped on it: plain,
     quoted, with backslashes before spaces, or as a file:// address. "" where it is of another kind or does not exist."""
+    for path in _dropped_paths(text):
+        with contextlib.suppress(OSError):
+            if path.suffix.casefold() in kinds and path.is_file():
+                return str(path)
+    return ""
+
+
+def refused_drop(text: str) -> str:
+    """Why a path that was dropped is neither a table nor a model, and what to do; "" where the text is no path."""
+    paths = list(_dropped_paths(text))
+    if not paths or (text.strip()[0] not in "/~'\"" and not re.match(r"file://|[A-Za-z]:[\\/]", text.strip())):
+        return ""
+    wanted = "a table (CSV, TSV, JSONL, Parquet) or a model's GGUF file"
+    with contextlib.suppress(OSError):
+        there = next((path for path in paths if path.exists()), None)
+        if there is None:
+            return f"There is no file {paths[-1]}."
+        if there.suffix.casefold() in SPREADSHEETS:
+            return f"{there.name} is a spreadsheet: save it as CSV, and drop that."
+        if there.is_dir():
+            return f"{there.name} is a folder. Drop {wanted}."
+        return f"{there.name} is neither {wanted.replace(' or ', ' nor ')}."
+    return f"{paths[-1].name} cannot be looked at. Drop {wanted}."
+
+
+def _dropped_paths(text: str) -> Iterator[Path]:
     line = text.strip()
     if not line or "\n" in line or len(line) > 4096:
-        return ""
+        return
     readings = [line]
     with contextlib.suppress(ValueError):  # an unclosed quote
         readings += shlex.split(line)[:1] if len(shlex.split(line)) == 1 else []
@@ -59,10 +87,7 @@ def dropped_file(text: str, kinds: Collection[str] = TABLES) -> str:
         readings.append(url2pathname(urlsplit(line).path))
     for reading in readings:
         with contextlib.suppress(UsageError, OSError):
-            path = typed_path(reading)
-            if path.suffix.casefold() in kinds and path.is_file():
-                return str(path)
-    return ""
+            yield typed_path(reading)
 
 
 def _split(typed: str) -> tuple[Path, str]:
