@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from sapo_desktop.dashboard.history.series import Series
 from sapo_desktop.dashboard.look import ASCII, UNICODE, GlyphSet, choose_glyphs, draw_sparkline
+from sapo_desktop.dashboard.widgets.chart import chart_legend, smoothing_words
 from sapo_desktop.dashboard.widgets.plot import ChartLine, ChartMark, ChartView, draw_plot, nice_range
+from sapo_swarm.node.training_count import ROUNDS_ONLY
 
 
 def rising(count: int = 60) -> Series:
@@ -74,6 +76,35 @@ def test_a_first_round_shows_one_dot_on_an_axis_of_ten() -> None:
         "     └┴─────────────────┴──────────────────┴",
         "      0                 5                 10",
     ]
+
+
+@pytest.mark.parametrize(("top", "label"), [(0.045, "4 %┤"), (0.018, "2.0 %┤"), (1.0, "100 %┤")])
+def test_an_axis_of_shares_is_in_percent_as_the_legend_is(top: float, label: str) -> None:
+    likelihood = ChartLine("likelihood", level(top), "dashed", "line-3", share=True)
+    lines = [likelihood, ChartLine("local", Series())]
+    assert any(label in row for row in text(lines, [ChartMark(0, 0.0)]))
+    legend = chart_legend(lines, [], ChartView(), None, 40, UNICODE, lambda _: "red").plain
+    assert legend.endswith(f"likelihood {100 * top:.1f} %")
+
+
+def test_shares_beside_rewards_are_in_the_unit_of_rewards() -> None:
+    lines = [ChartLine("likelihood", level(0.045), "dashed", "line-3", share=True), ChartLine("local", level(0.5))]
+    assert "%" not in "".join(text(lines, []))
+    assert "likelihood .045" in chart_legend(lines, [], ChartView(), None, 60, UNICODE, lambda _: "red").plain
+
+
+@given(st.floats(0, 0.99), st.floats(0.0001, 1))
+def test_percentages_fit_beside_the_axis(low: float, span: float) -> None:
+    shares = level(low, 2).append(2, min(low + span, 1.0))
+    text([ChartLine("share", shares, share=True)], [])
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "words"), [(1, False, "every round"), (2, False, "mean of 20"), (2, True, "every round")]
+)
+def test_a_chart_says_mean_only_of_more_than_one_value(count: int, share: bool, words: str) -> None:
+    lines = [ChartLine("drawn", level(0.5, count), share=share), ChartLine("without data", Series())]
+    assert smoothing_words(lines, ChartView(), ROUNDS_ONLY) == words
 
 
 def test_gaps_interrupt_the_line() -> None:

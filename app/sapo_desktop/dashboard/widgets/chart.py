@@ -30,6 +30,7 @@ from sapo_desktop.dashboard.widgets.plot import (
     draw_plot,
     format_time_span,
     format_weekday_time,
+    in_percent,
     pattern_sample,
 )
 from sapo_swarm.node.training_count import ROUNDS_ONLY, TrainingCounts
@@ -68,6 +69,15 @@ def _at(view: ChartView, axis: Axis, end: float) -> ChartView:
     return replace(view, end=None if end >= last else end)
 
 
+def smoothing_words(lines: list[ChartLine], view: ChartView, counts: TrainingCounts) -> str:
+    """What a point of the lines with data is: a moving mean, where there is more than one value, or a round or step alone."""
+    drawn = [line for line in lines if not line.series.empty]
+    widths = [line.smooth(view.smooth) for line in drawn if len(line.series) > 1] if drawn else [view.smooth]
+    if max(widths, default=1) > 1:
+        return f"mean of {view.smooth}"
+    return "every step" if counts.now.steps and not counts.now.rounds else "every round"
+
+
 # The line below a chart: the legend with current values, or all values at the crosshair.
 
 ColourOf = Callable[[str], str]
@@ -90,7 +100,8 @@ def chart_legend(
     with_mean = [
         (line, mean) for line in lines if (mean := line.series.tail_mean(line.smooth(view.smooth))) is not None
     ]
-    named = [_named(line, _value(line, mean), glyphs, style) for line, mean in with_mean]
+    percent = in_percent(lines)
+    named = [_named(line, _value(mean, percent), glyphs, style) for line, mean in with_mean]
     bare = [_named(line, "", glyphs, style) for line, _ in with_mean]
     held = [Content.styled(f"{glyphs.mark} held-out", style("mark"))] if any(m.y is not None for m in marks) else []
     letters = _letters(marks, axis)
@@ -123,10 +134,13 @@ def at_crosshair(
     with_mean = [
         (line, mean) for line in lines if (mean := curve_value(line.series, span, line.smooth(view.smooth))) is not None
     ]
-    means = [_named(line, _value(line, mean), glyphs, style) for line, mean in with_mean]
-    ranges = [_named(line, _ranged(line, mean, span, view), glyphs, style) for line, mean in with_mean]
+    percent = in_percent(lines)
+    means = [_named(line, _value(mean, percent), glyphs, style) for line, mean in with_mean]
+    ranges = [_named(line, _ranged(line, mean, span, view, percent), glyphs, style) for line, mean in with_mean]
     near = [m for m in marks if axis.column(_place(m, axis), columns) == column]
-    tail = [Content.styled(f"{glyphs.mark} {_measurement(m)}", style("mark")) for m in near[-1:] if m.y is not None]
+    tail = [
+        Content.styled(f"{glyphs.mark} {_measurement(m, percent)}", style("mark")) for m in near[-1:] if m.y is not None
+    ]
     tail += [Content.styled(f"{letter} {word}", style("mark")) for letter, word in _letters(near, axis)]
     rows = [head + ranges + tail, head + means + tail, head + means, means]
     return _first_that_fits([Content("  ").join(parts) for parts in rows], room)
@@ -140,23 +154,21 @@ def _place(mark: ChartMark, axis: Axis) -> float:
     return axis.place(axis.share_of_round(mark.x, mark.time))
 
 
-def _value(line: ChartLine, value: float) -> str:
-    return format_share(value, 1) if line.share else format_reward_value(value)
+def _value(value: float | None, percent: bool) -> str:
+    return format_share(value, 1) if percent else format_reward_value(value)
 
 
-def _ranged(line: ChartLine, mean: float, span: Span, view: ChartView) -> str:
+def _ranged(line: ChartLine, mean: float, span: Span, view: ChartView, percent: bool) -> str:
     """The mean, with the range of the values."""
     spread = line.series.spread(min(span[0], span[1] - line.smooth(view.smooth) + 1), span[1])
     if spread is None or spread.low == spread.high:
-        return _value(line, mean)
-    return f"{_value(line, mean)} ({_value(line, spread.low)} to {_value(line, spread.high)})"
+        return _value(mean, percent)
+    return f"{_value(mean, percent)} ({_value(spread.low, percent)} to {_value(spread.high, percent)})"
 
 
-def _measurement(mark: ChartMark) -> str:
-    interval = (
-        f" (95 %: {format_reward_value(mark.low)} to {format_reward_value(mark.high)})" if mark.low is not None else ""
-    )
-    return format_reward_value(mark.y) + interval
+def _measurement(mark: ChartMark, percent: bool) -> str:
+    interval = f" (95 %: {_value(mark.low, percent)} to {_value(mark.high, percent)})" if mark.low is not None else ""
+    return _value(mark.y, percent) + interval
 
 
 def _named(line: ChartLine, value: str, glyphs: GlyphSet, style: ColourOf) -> Content:
@@ -322,8 +334,7 @@ class Chart(Widget):
 
     def _titles(self) -> None:
         view, glyphs = self.view, self.glyphs
-        widths = {line.smooth(view.smooth) for line in self.lines} or {view.smooth}
-        mean = f"mean of {view.smooth}" if max(widths) > 1 else "every round"
+        mean = smoothing_words(self.lines, view, self.counts)
         room = self.size.width - len(self.title_text) - 8 - (12 if self.frozen else 0)
         whole = f"{mean} {glyphs.dot} {self._window()}"
         detail = [next((text for text in (whole, mean) if len(text) <= room), "")] if self.size.width >= 46 else []
@@ -345,7 +356,8 @@ class Chart(Widget):
         if not view.window or axis is None:
             if timed:
                 return "all, in time"
-            return "all steps and rounds" if self.counts.now.steps else "all rounds"
+            done = self.counts.now
+            return "all steps" + " and rounds" * (done.rounds > 0) if done.steps else "all rounds"
         size = format_time_span(axis.last - axis.first) if timed else f"{axis.last - axis.first:.0f}"
         if view.end is None:
             return f"last {size}"

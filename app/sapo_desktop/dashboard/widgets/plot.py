@@ -201,7 +201,7 @@ _ASCII_POINT: dict[Pattern, str] = {"solid": "*", "dashed": "=", "dotted": "."}
 @dataclass(frozen=True)
 class ChartLine:
     """One metric: label, series, pattern and style. share: the metric is a share over a separate window, drawn
-    as reported (no moving mean) and written as a percentage."""
+    as reported (no moving mean) and written as a percentage, see in_percent()."""
 
     label: str
     series: Series
@@ -313,6 +313,12 @@ _APART = 3
 Span = tuple[float, float]
 
 
+def in_percent(lines: list[ChartLine]) -> bool:
+    """Whether a chart's axis and values are percentages: all lines with data are shares. A chart has one unit."""
+    drawn = [line for line in lines if not line.series.empty]
+    return bool(drawn) and all(line.share for line in drawn)
+
+
 def pattern_sample(pattern: Pattern, glyphs: GlyphSet) -> str:
     """The legend's sample of a pattern, two cells wide."""
     if glyphs.ascii:
@@ -381,7 +387,7 @@ def draw_plot(
         canvas.mark(at, mark)
     if view.cross is not None and (column := axis.column(view.cross, columns)) is not None:
         canvas.cross(column)
-    labels = _y_labels(low, high, step, rows)
+    labels = _y_labels(low, high, step, rows, in_percent(lines))
     body = [[_axis_run(labels.get(row), glyphs), *canvas.row(row)] for row in range(rows)]
     return body + _x_axis(axis, columns, glyphs, [mark for mark in marks if mark.y is None])
 
@@ -430,7 +436,7 @@ def _together(marks: list[ChartMark]) -> ChartMark:
     return ChartMark(marks[-1].x, mean_of(y), mean_of(low), mean_of(high))
 
 
-def _y_labels(low: float, high: float, step: float, rows: int) -> dict[int, str]:
+def _y_labels(low: float, high: float, step: float, rows: int, percent: bool = False) -> dict[int, str]:
     """Row -> label at each step that fits, never on adjacent rows; top and bottom always have one."""
     count = round((high - low) / step)
     stride = 1
@@ -443,7 +449,8 @@ def _y_labels(low: float, high: float, step: float, rows: int) -> dict[int, str]
         row = min(max(round((1 - place / count) * (rows - 1)), 0), rows - 1)
         if place != count and place and (row - 1 in labels or row + 1 in labels or row <= 1):
             continue
-        labels[row] = _number(low + place * step, digits)
+        value = low + place * step
+        labels[row] = _percentage(value, max(0, digits - 2)) if percent else _number(value, digits)
     return labels
 
 
@@ -457,6 +464,12 @@ def _number(value: float, digits: int) -> str:
         return "0"
     text = f"{value:.{digits}f}"
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
+
+
+def _percentage(value: float, digits: int) -> str:
+    """At most _LABEL columns: 45 %, 4.5 %, 99.5%, 100.2."""
+    number = f"{100 * abs(value):.{digits}f}"
+    return next((text for text in (f"{number} %", f"{number}%") if len(text) <= _LABEL), number)
 
 
 def _x_axis(axis: Axis, columns: int, glyphs: GlyphSet, happened: list[ChartMark]) -> list[list[Run]]:
