@@ -29,6 +29,7 @@ from sapo_swarm.node.rollouts import Table, score_completions
 from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.node.stored_trials import StoredTrials
+from sapo_swarm.node.training_count import LINEAGE, find_lineage
 from sapo_swarm.node.verified_examples import (
     ExampleSource,
     VerifiedExample,
@@ -156,11 +157,12 @@ class ExamplesPhase:
     _known: Sequence[known_successes.KnownSuccess] | None = None
 
     async def open(self, rounds_done: int) -> None:
-        """Read the phase's progress from the journal. rounds_done: rounds that led to the weights; events of later rounds do
-        not count. Raises JournalError."""
-        events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples"))
+        """Read the phase's progress from the journal. rounds_done: running number of the weights; what did not lead to them
+        does not count. Raises JournalError."""
+        events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples", *LINEAGE))
+        led_here = find_lineage(events, rounds_done)
         self.trial = next((e for e in reversed(events) if isinstance(e, TrialMeasured)), None)
-        readings = [e for e in events if isinstance(e, ExamplesRead) and e.round <= rounds_done]
+        readings = [e for e in events if isinstance(e, ExamplesRead) and led_here(e.seq, e.round)]
         earlier = [e for e in readings if self.trial is not None and e.seq < self.trial.seq]
         self.readings = readings[len(earlier) :]
         if self.trial is None and not self.readings:
@@ -173,8 +175,8 @@ class ExamplesPhase:
         if last is not None and last.over:
             return
         since = last.round if last else earlier[-1].round if earlier else 0
-        stored = await asyncio.to_thread(self.journal.read, 0, ("round",))
-        newest = {e.round: e for e in stored if isinstance(e, RoundFinished)}  # a rolled back one is there twice
+        trained = [e for e in events if isinstance(e, RoundFinished) and led_here(e.seq, e.round + 1)]
+        newest = {e.round: e for e in trained}  # one that a kill undid is there twice
         for number, event in newest.items():
             if event.examples and since <= number < rounds_done:
                 self._count(event)

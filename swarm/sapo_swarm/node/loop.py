@@ -364,6 +364,7 @@ class Node:
     async def _recount(self) -> None:
         """Count again after a start or after earlier weights were restored. Raises JournalError."""
         self.counts = TrainingCounts.of(await asyncio.to_thread(self.journal.read, 0, LINEAGE))
+        await self.examples.open(self.rounds_done)
 
     async def _open(self, scorer: Scorer) -> tuple[RoundContext, Evaluator]:
         """Load the engine, restore the newest intact checkpoint, announce the run. Raises Cancelled after a stop."""
@@ -390,7 +391,6 @@ class Node:
         await self.store.open(checkpoint, opening.progress(""))
         await asyncio.to_thread(lambda: self.firsts.open(self.journal.read(kinds=aha_trail.KINDS)))
         memory = await asyncio.to_thread(restore_replay_buffer, config, self.journal, self.store.rounds_done)
-        await self.examples.open(self.store.rounds_done)
         await self._recount()
         context = round_context(setup, config, self.host, scorer, self.activity, self.bus.stream, excluded, memory)
         await opening.announce(setup, config, info, self.store, self.examples.steps, notes)

@@ -6,7 +6,9 @@ number says which state is meant, not how much is in it. Only what led to the we
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from typing import TypeGuard
 
 import msgspec
 
@@ -103,9 +105,7 @@ class TrainingCounts(msgspec.Struct, frozen=True):
         match event:
             case RoundFinished():
                 return self._trained(event)
-            case CheckpointSaved() if event.restored >= 0:
-                return self._restored(event.round, event.restored)
-            case ExternalSwitched(by="tripwire", taking=False):
+            case CheckpointSaved() | ExternalSwitched() if _restores(event):
                 return self._restored(event.round, event.restored)
             case RunStarted():
                 return self._opened(event)
@@ -146,6 +146,29 @@ class TrainingCounts(msgspec.Struct, frozen=True):
 
     def _until(self, number: int) -> tuple[Stretch, ...]:
         return tuple(stretch for stretch in self.stretches if stretch.start <= number)
+
+
+def _restores(event: object) -> TypeGuard[CheckpointSaved | ExternalSwitched]:
+    """Whether an earlier state was restored: by a person, or by the tripwire."""
+    if isinstance(event, CheckpointSaved):
+        return event.restored >= 0
+    return isinstance(event, ExternalSwitched) and event.by == "tripwire" and not event.taking
+
+
+def find_lineage(events: Iterable[object], end: int) -> Callable[[int, int], bool]:
+    """(seq of an event, running number it reports) -> whether that led to the weights with running number `end`: it did not if
+    an earlier state was restored since. events: of LINEAGE, in order."""
+    back = [e for e in events if _restores(e)]
+    spans: list[tuple[int, int, int, int]] = []  # after which event and before which, from which number to which
+    before = sys.maxsize
+    for event in reversed(back):
+        if event.round <= end:
+            spans.append((event.seq, before, event.round, end))
+            before, end = event.seq, event.restored
+    spans.append((-1, before, 0, end))
+    return lambda seq, number: any(
+        after < seq < until and first <= number <= last for after, until, first, last in spans
+    )
 
 
 ROUNDS_ONLY = TrainingCounts()

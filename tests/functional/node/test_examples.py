@@ -78,6 +78,38 @@ async def test_the_end_counts_what_is_in_the_weights_and_names_what_was_rolled_b
     assert ended == f"Stopped after {steps} and 6 rounds of practice; 2 rounds more were rolled back."
 
 
+@pytest.mark.parametrize("running", [True, False])
+async def test_going_back_into_the_examples_goes_on_with_examples(tmp_path: Path, running: bool) -> None:
+    folder = tmp_path / "run"
+    imitated, practised = rounds(await run(folder, msgspec.structs.replace(UNTAUGHT, rounds=2)))
+    assert (len(imitated) > 0, len(practised)) == (True, 2)
+    if not running:
+        going_back.go_back_on_disk(folder, UNTAUGHT, 0, "run")
+        again = rounds(await run(folder, msgspec.structs.replace(UNTAUGHT, rounds=2)))
+        assert (len(again[0]), len(again[1])) == (len(imitated), 2)
+        return
+    model = make(folder, FakeEngine(LoadRequest("fake")), msgspec.structs.replace(UNTAUGHT, rounds=0), as_left=True)
+    going: list[asyncio.Task[None]] = []
+    seen: list[Event] = []
+
+    async def go_back() -> None:
+        await model.go_back(0)
+        model.command("resume")
+
+    def watch(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, StateChanged) and event.reason == "done":
+            if going:
+                model.command("stop")
+            else:
+                going.append(asyncio.get_running_loop().create_task(go_back()))
+        if isinstance(event, RoundFinished) and not event.examples:
+            model.command("stop")
+
+    await follow(model, watch)
+    assert len(rounds(seen)[0]) == len(imitated), "every example is shown again to the untrained weights"
+
+
 async def test_answers_get_the_room_that_the_examples_need(tmp_path: Path) -> None:
     """No answer of the table has more than a few tokens; the default limit is for models that write their way to an answer."""
     events = await run(tmp_path / "run")
