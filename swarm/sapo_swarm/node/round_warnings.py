@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # When to say that many answers were cut off at the token limit, so that nothing can be learned from them.
 
+CROWDED = " · slow: other programs use the processor"
+"""What a status ends with while other programs have most of the processor."""
 CUT_OFF = 0.2
 """From this share of a round's completions on, the log says so."""
 SAID_EVERY = 25

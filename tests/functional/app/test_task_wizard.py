@@ -198,7 +198,7 @@ async def test_the_mouse_does_the_same(home: Home) -> None:
         await pilot.click("#places", offset=(3, 0))
         await until(pilot, lambda: isinstance(pilot.app.screen, DraftScreen) and "rows to train on" in said(pilot))
         await pilot.click("#extract", offset=(3, 0))
-        await until(pilot, lambda: "its last line is taken" in said(pilot))
+        await until(pilot, lambda: "its last line is the answer" in said(pilot))
         bar = pilot.app.screen.query_one(KeyBar).region
         line = said(pilot).splitlines()[bar.y]
         await pilot.click(offset=(line.index("store and"), bar.y))

@@ -151,7 +151,7 @@ async def test_what_a_person_wrote_is_imitated_where_a_task_gives_no_answers(tmp
     assert trial.plan == "examples"
     assert set(trial.sources) == {"person"}
     assert trial.sources["person"] == trial.examples
-    assert f"{trial.examples} examples: {trial.examples} answers you wrote, all checked here." in trial.sentence
+    assert f"{trial.examples} examples (answers you wrote), all checked here." in trial.sentence
     assert [e for e in events if isinstance(e, ExamplesRead)][-1].right > 0
 
 

@@ -10,7 +10,7 @@ from sapo_desktop.dashboard.look import UNICODE, base_name
 from sapo_desktop.dashboard.state import DashboardState, apply_event
 from sapo_desktop.dashboard.widgets.frame import header_line
 from sapo_swarm.events import Phase, StateChanged
-from sapo_swarm.node.governor.run_control import CROWDED
+from sapo_swarm.node.round_warnings import CROWDED
 
 SLOWER, ANYWAY = "slower: 84 °C, full speed below 74 °C", "runs anyway until 11:23, r ends that"
 GENERATING = Phase(time=2.0, round=2, phase="generate", fraction=0.3, eta_s=3.0, detail="Generating 256 rollouts")

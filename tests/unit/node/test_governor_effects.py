@@ -24,7 +24,6 @@ from sapo_swarm.node.governor.rules import (
     ThrottleLevel,
 )
 from sapo_swarm.node.governor.run_control import (
-    CROWDED,
     CROWDED_S,
     RunControl,
     RunRequests,
@@ -35,6 +34,7 @@ from sapo_swarm.node.governor.run_control import (
 )
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.round_context import NodeActivity
+from sapo_swarm.node.round_warnings import CROWDED
 
 BATTERY = GovernorHold("battery", "on battery", "once plugged in", 0.0)
 SLOWER = GovernorHold("battery", "on battery", "once plugged in", 0.0, ThrottleLevel.SLOW)

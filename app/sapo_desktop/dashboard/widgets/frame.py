@@ -14,7 +14,7 @@ from sapo_desktop.dashboard.look import GlyphSet, fit_width, plain_text, shorten
 from sapo_desktop.dashboard.state import DashboardState
 from sapo_swarm.events import Phase, State
 from sapo_swarm.node.clock import format_age
-from sapo_swarm.node.governor.run_control import CROWDED
+from sapo_swarm.node.round_warnings import CROWDED
 
 # A titled box of text that repaints only when its text changed.
 
@@ -145,7 +145,7 @@ def status_summary(state: DashboardState, now: float) -> tuple[str, str, float]:
     link = state.link
     if state.gone and link is not None:
         said = state.state in ("stopped", "failed") and not link.refused
-        sentence, since = (state.sentence, state.since) if said else (link.sentence, state.newest)
+        sentence, since = (state.sentence, state.since) if said else (link.sentence, state.newest or link.time)
         return (
             _LOOKS[state.state if said else "failed"][0],
             f"{sentence.rstrip('.')} · space starts the node again",

@@ -25,6 +25,7 @@ from sapo_swarm.node.governor.rules import (
 )
 from sapo_swarm.node.journal import EventBus, JournalError
 from sapo_swarm.node.round_context import NodeActivity
+from sapo_swarm.node.round_warnings import CROWDED
 
 # The person's requests to the node, besides the limits: pure functions of requests and the clock.
 
@@ -166,7 +167,7 @@ FAILURES_TO_PAUSE = 5
 HALF = 0.5
 """Share of threads and batches after memory ran out."""
 ENDED = "Paused: the system ended this model's sessions {} times in a row for want of memory · space tries again"
-CROWDED_S, CROWDED = 10, " · slow: other programs use the processor"
+CROWDED_S = 10
 Take = Callable[[float, float], bool]
 
 
