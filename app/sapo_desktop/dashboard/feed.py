@@ -86,22 +86,19 @@ class ControlFeed:
             since = time.time() - (steady_seconds() - self._since)  # by the current clock: it may have been set
             words = await asyncio.to_thread(self.last_words, self._pid, since) if self._pid else ""
             wait = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
-            ended = (silent and failures >= len(_BACKOFF_S)) or bool(self.refused and not halted)
-            sentence = self._absence(sentence, words, ended, halted)
+            refused = "" if halted else self.refused
+            ended = bool(refused) or (silent and failures >= len(_BACKOFF_S))
+            if refused:
+                sentence = f"The node did not start: {refused}"
+            else:
+                sentence = f"The node ended: {words}" if words else "The node is gone" if ended else sentence
             late = f", trying again every {wait:g} s" if wait >= 1 and not ended else ""
             another = await asyncio.to_thread(self.starting) if self._pid and not halted else None
             coming = another is not None and another != self._pid
             if coming:
                 sentence, late, ended = "The node is starting again", "", False
-            refused = bool(self.refused) and ended
-            yield NodeLink(False, sentence + late, self.now(), ended, coming, refused)
+            yield NodeLink(False, sentence + late, self.now(), ended, coming, ended and bool(refused))
             await asyncio.sleep(wait)
-
-    def _absence(self, sentence: str, words: str, ended: bool, halted: bool) -> str:
-        """Why no node answers. words: its last ones. ended: it does not come back by itself. halted: it is there."""
-        if self.refused and not halted:
-            return f"The node did not start: {self.refused}"
-        return f"The node ended: {words}" if words else "The node is gone" if ended else sentence
 
     async def _follow(self, node: ControlClient) -> AsyncIterator[Event | NodeLink | ReplayRewound]:
         """Yields the connection, the history without groups, the newest groups, then everything live."""

@@ -159,9 +159,13 @@ class ExamplesPhase:
     async def open(self, rounds_done: int) -> None:
         """Read the phase's progress from the journal. rounds_done: running number of the weights; what did not lead to them
         does not count. Raises JournalError."""
-        events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples", *LINEAGE))
-        led_here = find_lineage(events, rounds_done)
+        events = await asyncio.to_thread(self.journal.read, 0, ("base_trial", "examples"))
         self.trial = next((e for e in reversed(events) if isinstance(e, TrialMeasured)), None)
+        if not events:  # most models have no such phase, and thousands of rounds
+            self.readings = []
+            return
+        done = await asyncio.to_thread(self.journal.read, 0, LINEAGE)
+        led_here = find_lineage(done, rounds_done)
         readings = [e for e in events if isinstance(e, ExamplesRead) and led_here(e.seq, e.round)]
         earlier = [e for e in readings if self.trial is not None and e.seq < self.trial.seq]
         self.readings = readings[len(earlier) :]
@@ -175,7 +179,7 @@ class ExamplesPhase:
         if last is not None and last.over:
             return
         since = last.round if last else earlier[-1].round if earlier else 0
-        trained = [e for e in events if isinstance(e, RoundFinished) and led_here(e.seq, e.round + 1)]
+        trained = [e for e in done if isinstance(e, RoundFinished) and led_here(e.seq, e.round + 1)]
         newest = {e.round: e for e in trained}  # one that a kill undid is there twice
         for number, event in newest.items():
             if event.examples and since <= number < rounds_done:

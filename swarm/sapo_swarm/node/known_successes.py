@@ -119,7 +119,7 @@ def _answers_alone(ref: TaskRef, texts: Iterable[str], answer_format: AnswerForm
     how = library.answer_extraction(ref)
     if how is None:
         return []
-    answers = {extract_answer(how, after_reasoning(text), answer_format) for text in texts}
+    answers = dict.fromkeys(extract_answer(how, after_reasoning(text), answer_format) for text in texts)
     return [enclose_answer(how, answer, answer_format) for answer in answers if answer]
 
 

@@ -1,4 +1,4 @@
-"""When to say that rounds teach nothing, and why. Light: the dashboard shows the same words."""
+"""When to say that rounds teach nothing or are slow, and why. Light: the dashboard shows the same words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from sapo_swarm.events import LogLine, RoundFinished
 if TYPE_CHECKING:
     from sapo_backends.base import Completion
 
-# When to say that many answers were cut off at the token limit, so that nothing can be learned from them.
-
 CROWDED = " · slow: other programs use the processor"
 """What a status ends with while other programs have most of the processor."""
+
+# When to say that many answers were cut off at the token limit, so that nothing can be learned from them.
+
 CUT_OFF = 0.2
 """From this share of a round's completions on, the log says so."""
 SAID_EVERY = 25

@@ -384,12 +384,13 @@ async def test_a_start_without_any_model_left_asks_the_first_questions_again(
     """Else a model of the app's own choice would be made, unasked."""
     started: list[object] = []
 
-    async def note(_: Home, given: object) -> None:
+    async def note(_: Home, _feed: object, given: object) -> str:
         started.append(given)
+        return ""
 
     monkeypatch.setattr(dashboard, "_start", note)
     out, into = os.pipe()
-    lines = dashboard._LinearStart(own_home)
+    lines = dashboard._LinearStart(own_home, dashboard._feed(own_home))
     lines.first = FirstRunQuestions(TypedLines(out), lambda _: None)
     await lines.start()
     os.write(into, b"q\n")

@@ -20,6 +20,7 @@ from tests.support.terminal import terminal
 from textual.widgets import Input, Static
 
 from sapo_desktop import cli, settings
+from sapo_desktop.commands.nodes.dashboard import _feed, _LinearStart
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.linear.questions import FirstRunQuestions, TypedLines
@@ -36,18 +37,24 @@ from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import parse_invite
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home whose nodes use the fake engine."""
+    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
+    made = Home.find()
+    made.prepare()
+    made.settings.write_text(FAKE)
+    return made
+
+
 @pytest.mark.parametrize(
     ("typed", "code"),
     [(("node",), 1), (("contribute", "--answer"), 2)],
     ids=["a node runs already", "nobody there"],
 )
 def test_a_join_that_is_refused_leaves_the_saved_invite_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...], code: int
+    home: Home, typed: tuple[str, ...], code: int
 ) -> None:
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    home = Home.find()
-    home.prepare()
-    home.settings.write_text(FAKE)
     membership.save_invite(INVITE, home.invite)
     with NodeLock(home.lock) if code == 1 else nullcontext():
         assert cli.run_command_line([*typed, "--join", f"sapo://127.0.0.1:1/#s={'c' * 16}"]) == code
@@ -55,14 +62,8 @@ def test_a_join_that_is_refused_leaves_the_saved_invite_as_it_was(
     assert trial.find_trial(home.invite, "c" * 16) is None
 
 
-async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(tmp_path: Path, home: Home) -> None:
     """Nothing is saved, whether it came by screen 2 or by the verb, so the node also starts again later."""
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
-    home = Home.find()
-    home.prepare()
-    home.settings.write_text(FAKE)
     async with coordinator(tmp_path / "host", "--port", "0", "--invite-uses", "1") as (invite, _):
         async with NodeClient(parse_invite(invite), Identity.generate()) as other:
             await other.join("Ada", "starter")
@@ -83,11 +84,8 @@ async def test_an_invite_that_is_used_up_leaves_the_node_training_alone(
 
 
 async def test_a_node_of_private_tasks_is_not_put_into_a_swarm_and_a_dashboard_whose_node_does_not_start_stays_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SAPO_HOME", str(tmp_path / "me"))
-    home = Home.find()
-    home.prepare()
     sums(home.data / "tasks" / "mine")
     home.settings.write_text(FAKE.replace("basic_arithmetic", "mine"))
     made = await asyncio.to_thread(sapo, home.config, "node", "--silo", "--rounds", "1")
@@ -108,6 +106,8 @@ async def test_a_node_of_private_tasks_is_not_put_into_a_swarm_and_a_dashboard_w
         await shown.shows(lambda text: "My models (1)" in text)
         shown.press("5")
         await shown.shows(lambda text: "did not start: mine:" in text and "sapo-desktop leave" in text)
+    await _LinearStart(home, _feed(home)).start()
+    assert "your own tasks are private" in capsys.readouterr().out, "and in lines, where nothing ends either"
 
 
 async def test_an_invite_that_is_used_up_is_said_at_the_first_questions(

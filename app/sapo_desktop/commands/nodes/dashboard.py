@@ -71,30 +71,40 @@ def _feed(home: Home) -> ControlFeed:
     return ControlFeed(home.socket, lambda pid, since: last_words(home, pid, since), lambda: starting_pid(home))
 
 
-async def _start(home: Home, answers: FirstRunAnswers | None) -> None:
+async def _start(home: Home, feed: ControlFeed, answers: FirstRunAnswers | None) -> str:
     """Attach to the running node or start one; if a node is there but does not answer, the feed reports that.
 
-    Raises USER_ERRORS.
+    Returns why a node that has a model did not start, "" if it did: the dashboard, where the way out of it is, stays open and
+    the feed reports that too. Raises USER_ERRORS where there is no model, or none could be made.
     """
     from sapo_desktop.services import first_run as questions
     from sapo_desktop.services.nodes import supervisor
     from sapo_swarm.node.control_api import NodeNotAnswering
+    from sapo_swarm.protocol.safe_text import safe_text
 
     arguments = ["--as-left"]  # opening the dashboard is no wish to train what had finished or was paused
     if answers is not None:
         arguments = await asyncio.to_thread(questions.first_model, answers, home)
-    with contextlib.suppress(NodeNotAnswering):
-        if await supervisor.wait_for_status(home) is None:
-            await supervisor.launch_node(home, arguments)
+    feed.refused = ""
+    try:
+        with contextlib.suppress(NodeNotAnswering):
+            if await supervisor.wait_for_status(home) is None:
+                await supervisor.launch_node(home, arguments)
+    except USER_ERRORS as error:
+        if answers is not None or not any(home.models.glob("*/model.json")):
+            raise
+        feed.refused = safe_text(str(error), 300, lines=False)
+    return feed.refused
 
 
 class _LinearStart:
     """Starts the node for a session in lines, and asks what there is to ask. given: the answers to the first questions, for
     the first start."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, feed: ControlFeed) -> None:
         from sapo_desktop.linear.questions import FirstRunQuestions, TypedLines
 
+        self.feed = feed
         self.home, self.typed, self.tasks = home, TypedLines(), _tasks(home)
         self.first = FirstRunQuestions(self.typed, print_line, self.tasks)
         self.given: FirstRunAnswers | None = None
@@ -114,7 +124,8 @@ class _LinearStart:
             print_line("Nothing was started.")
             return
         given, self.given = self.given, None
-        await _start(self.home, given)
+        if why := await _start(self.home, self.feed, given):
+            print_line(why)
 
     async def make_task(self) -> None:
         """From a table to a model in training."""
@@ -134,12 +145,13 @@ def _tell(home: Home) -> str | None:
     from sapo_desktop.linear.session import LinearSession
 
     async def session() -> str | None:
-        lines = _LinearStart(home)
+        feed = _feed(home)
+        lines = _LinearStart(home, feed)
         if is_new(home) and not await lines.ask():
             print_line("Nothing was started. The questions come again: sapo-desktop --linear")
             return None
         verb = functools.partial(_verb, home)
-        return await LinearSession(_feed(home), lines.typed, print_line, verb, lines.start, lines.make_task).run()
+        return await LinearSession(feed, lines.typed, print_line, verb, lines.start, lines.make_task).run()
 
     try:
         return asyncio.run(session())
@@ -209,16 +221,11 @@ def _show(home: Home, chosen: settings.Settings) -> tuple[str | None, int]:
         if not timers:
             timers.append(app.set_interval(hardware.RETURN_EVERY_S, release_memory))
         try:
-            await _start(home, answers)
+            if why := await _start(home, feed, answers):
+                app.say(why, error=True)
         except USER_ERRORS as error:
-            if answers is None and any(home.models.glob("*/model.json")):
-                from sapo_swarm.protocol.safe_text import safe_text
-
-                feed.refused = safe_text(str(error), 300, lines=False)
-                app.say(feed.refused, error=True)
-            else:
-                problem.append(error)
-                app.exit(None)
+            problem.append(error)
+            app.exit(None)
 
     def offer() -> FirstRunInfo:
         from sapo_desktop.services import first_run as questions
