@@ -20,6 +20,7 @@ from sapo_desktop.commands.nodes import dashboard
 from sapo_desktop.dashboard.app import SapoDashboard
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.paths import Home
+from sapo_desktop.services.first_questions import FirstRunAnswers
 from sapo_desktop.services.models import control
 from sapo_desktop.services.models.screen import actions
 from sapo_desktop.services.models.screen.actions import HomeModels, node_held
@@ -80,7 +81,12 @@ async def test_beside_a_halted_node_every_action_says_how_to_wake_it(
 async def test_the_dashboard_opens_beside_a_halted_node_and_follows_it_once_it_wakes(
     home: Home, halted: subprocess.Popen[bytes]
 ) -> None:
-    app = SapoDashboard(dashboard._feed(home), start=lambda answers: dashboard._start(home, answers))
+    feed = dashboard._feed(home)
+
+    async def start(answers: FirstRunAnswers | None) -> None:
+        await dashboard._start(home, feed, answers)
+
+    app = SapoDashboard(feed, start=start)
     async with app.run_test(size=(80, 24)) as pilot:
         while app.state.link is None:
             await pilot.pause(0.02)

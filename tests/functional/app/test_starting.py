@@ -84,14 +84,14 @@ async def test_a_node_that_is_being_started_is_waited_for_and_no_second_one_is_s
         return process
 
     monkeypatch.setattr(background, "spawn_detached", noted)
-    first = asyncio.create_task(dashboard._start(home, None))
+    first = asyncio.create_task(dashboard._start(home, dashboard._feed(home), None))
     for _ in count():
         if await asyncio.to_thread(supervisor.starting_pid, home) is not None:
             break
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     try:
-        await dashboard._start(home, None)
+        await dashboard._start(home, dashboard._feed(home), None)
         status = await supervisor.query_status(home)
         assert status is not None
         assert [status.pid] == spawned
