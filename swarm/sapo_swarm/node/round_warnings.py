@@ -29,7 +29,7 @@ def cut_off(completions: Sequence[Sequence[Completion]], number: int) -> list[Lo
         return []
     text = (
         f"{100 * share:.0f} % of the answers were cut off at the token limit and earned nothing: raise max_new_tokens (one "
-        "task's: task_tokens), or set thinking = off if the model has a switch for its reasoning."
+        "task's: task_tokens) if right ones need more, or set thinking = off if the model has a switch for its reasoning."
     )
     return [LogLine(level="warning", text=text)]
 

@@ -30,6 +30,7 @@ from sapo_swarm.scoring.prompts import written_answer, written_once
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own import spec as kinds
 from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.rules import share_kept
 from sapo_swarm.tasks.own.spec import (
     BadTask,
     ChoiceVerifier,
@@ -669,6 +670,7 @@ JUDGES: dict[type[kinds.VerifierPart], Callable[[Any, VerifierCase], float]] = {
     kinds.SqlVerifier: same_result,
     kinds.LengthVerifier: length_match,
     kinds.FormatVerifier: format_match,
+    kinds.RulesVerifier: lambda part, case: share_kept(part.rules, case.answer, case.row),
     kinds.PythonTests: passes_tests,
     kinds.FunctionVerifier: own_function,
     kinds.EnvironmentVerifier: lambda _part, case: case.environment,

@@ -159,7 +159,8 @@ def raw_score(answer: str, name: str, dataset: Any, entry: dict[str, Any], prese
 def score_text(
     text: str, name: str, dataset: Any, entry: dict[str, Any], rule: RewardRule = STRICT, preset: str = ""
 ) -> tuple[float, bool]:
-    """(reward in [0, 1], well formed); preset: the reference's. Without partial credit the reward is 1.0 or 0.0.
+    """(reward in [0, 1], well formed); preset: the reference's. Without partial credit the reward is 1.0 or 0.0,
+    unless the task grades its answers itself.
 
     Well formed: the text ends with a non-empty answer in the rule's format, after its reasoning, and only such a text earns
     anything; or it holds an answer where the custom task looks for one instead. An exception in a verifier is a verdict of 0;
@@ -171,8 +172,9 @@ def score_text(
     if not answer:
         return 0.0, False
     if own is None:
-        return _judged(rule, lambda: raw_score(answer, name, dataset, entry, preset))
-    return _judged(rule, lambda: score_declared(own, entry["row"], answer, text, answer_format=rule.answer_format))
+        return _judged(rule.partial, lambda: raw_score(answer, name, dataset, entry, preset))
+    graded = rule.partial or own.spec.graded
+    return _judged(graded, lambda: score_declared(own, entry["row"], answer, text, answer_format=rule.answer_format))
 
 
 def score_episode(
@@ -187,11 +189,13 @@ def score_episode(
     answer = text if alone else extract_answer(task.spec.extract, text, rule.answer_format) or ""
     if not alone and not answer:
         return 0.0, False
-    return _judged(rule, lambda: score_declared(task, row, answer, text, environment, rule.answer_format))
+    graded = rule.partial or task.spec.graded
+    return _judged(graded, lambda: score_declared(task, row, answer, text, environment, rule.answer_format))
 
 
-def _judged(rule: RewardRule, verdict: Callable[[], float]) -> tuple[float, bool]:
-    """(reward, well formed) of a text that holds an answer. Raises MemoryError, DeadlineExceeded."""
+def _judged(graded: bool, verdict: Callable[[], float]) -> tuple[float, bool]:
+    """(reward, well formed) of a text that holds an answer. graded: shares of the full reward are paid, too. Raises
+    MemoryError, DeadlineExceeded."""
     try:
         raw = verdict()
     except (DeadlineExceeded, *FATAL):
@@ -200,7 +204,7 @@ def _judged(rule: RewardRule, verdict: Callable[[], float]) -> tuple[float, bool
         return 0.0, True
     if not math.isfinite(raw):
         return 0.0, True
-    return min(max(raw, 0.0), 1.0) if rule.partial else float(raw == 1.0), True
+    return min(max(raw, 0.0), 1.0) if graded else float(raw == 1.0), True
 
 
 def fresh_context() -> decimal.Context:

@@ -191,6 +191,29 @@ async def test_columns_wording_and_verifier_are_the_persons_to_change(home: Home
     assert (spec.prompt, [type(part).__name__ for part in spec.verifier]) == ("Tell me: {question}", ["ExactVerifier"])
 
 
+async def test_a_table_without_answers_becomes_a_task_by_rules_that_are_typed(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "goods.csv").write_text("product\n" + "".join(f"lamp {n}\n" for n in range(40)), "utf-8")
+    async with dashboard(home).run_test(size=(80, 24)) as pilot:
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PlacesScreen) and "goods.csv" in said(pilot))
+        pilot.app.screen.query_one(Input).value = "goods.csv"
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, DraftScreen) and "rows to train on" in said(pilot))
+        screen = pilot.app.screen
+        rules = screen.query_one("#rules", Input)
+        assert rules.value == "at most 20 words"
+        assert "No rule names a column" in said(pilot)
+        assert not screen.query_one("#answer").display
+        rules.value = "short"
+        await until(pilot, lambda: "'short' is no rule" in said(pilot))
+        rules.value = "at most 8 words; contains {product}"
+        await until(pilot, lambda: "Nothing to warn of" in said(pilot) or "Only" in said(pilot))
+        await pilot.press("enter")
+        await stopped(pilot)
+    spec = read_task(home.tasks / "goods").spec
+    assert spec.prompt == "{product}\nRules: at most 8 words; contains {product}"
+
+
 async def test_the_mouse_does_the_same(home: Home) -> None:
     async with dashboard(home).run_test(size=(100, 40)) as pilot:
         await pilot.press("m")

@@ -16,7 +16,7 @@ from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task, write_task
 from sapo_swarm.tasks.own.spec import BadTask
-from sapo_swarm.types import Question, RewardRule, TaskRef
+from sapo_swarm.types import Question, TaskRef
 
 ROW: dict[str, object] = {"question": "What is in b?", "inside": "a key", "target": "5"}
 
@@ -172,13 +172,10 @@ async def test_an_episode_is_the_same_however_often_it_is_played(tmp_path: Path,
     assert (last.over, last.reward, last.replies) == (True, 1.0, first.replies)
 
 
-async def test_rewards_of_environments_are_strict_unless_partial_ones_are_wanted(
-    tmp_path: Path, scorer: Scorer
-) -> None:
+async def test_the_grades_of_an_environment_are_paid_as_it_gives_them(tmp_path: Path, scorer: Scorer) -> None:
     environment_task(tmp_path / "shelf", SHELF, [ROW])
     episode = [(held_out("shelf", "own", 0), ["<open_box>a</open_box>", "done"])]
-    assert [step.reward for step in await scorer.play(episode)] == [0.0]
-    assert [step.reward for step in await scorer.play(episode, rule=RewardRule(partial=True))] == [0.25]
+    assert [step.reward for step in await scorer.play(episode)] == [0.25]
 
 
 async def test_a_reward_function_over_environments_runs_unmodified(tmp_path: Path, scorer: Scorer) -> None:

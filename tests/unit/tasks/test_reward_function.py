@@ -48,11 +48,11 @@ async def scorer(tmp_path: Path) -> AsyncIterator[Scorer]:
             yield started
 
 
-async def rewards(scorer: Scorer, folder: Path, code: str, *texts: str, partial: bool = True) -> tuple[float, ...]:
+async def rewards(scorer: Scorer, folder: Path, code: str, *texts: str) -> tuple[float, ...]:
     """What an allowed function gives for these completions."""
     task = read_task(with_code(folder, code))
     library.allow_task_code(task.code)
-    found = await scorer.score(held_out(folder.name, "own", 0), texts, RewardRule(partial=partial))
+    found = await scorer.score(held_out(folder.name, "own", 0), texts)
     assert isinstance(found, ScoredTexts)
     return found.rewards
 
@@ -89,8 +89,8 @@ async def test_memory_that_others_filled_fails_no_later_answer_and_what_needs_to
     assert await scorer.score(ref, ("1",)) == found[0]
 
 
-async def test_strictly_right_is_only_a_reward_of_one(tmp_path: Path, scorer: Scorer) -> None:
-    assert await rewards(scorer, tmp_path / "t", LENGTH, "12345", "x" * 50, partial=False) == (0.0, 1.0)
+async def test_each_share_of_the_reward_is_paid_as_the_function_gives_it(tmp_path: Path, scorer: Scorer) -> None:
+    assert await rewards(scorer, tmp_path / "t", LENGTH, "12345", "x" * 50) == (0.1, 1.0)
 
 
 async def test_columns_come_as_lists_of_text(tmp_path: Path, scorer: Scorer) -> None:

@@ -194,8 +194,10 @@ def _named(target: str) -> OwnTask:
 
 
 def _wishes(args: argparse.Namespace, base: str) -> ImportOptions:
-    if sum(map(bool, (args.environment, args.reward, args.rubric, args.verifier))) > 1:
-        raise UsageError("Say one of --verifier, --reward, --environment and --rubric: a task is judged in one way.")
+    if sum(map(bool, (args.environment, args.reward, args.rubric, args.rules, args.verifier))) > 1:
+        raise UsageError(
+            "Say one of --verifier, --rules, --reward, --environment and --rubric: a task is judged in one way."
+        )
     return ImportOptions(
         name=args.name,
         question=args.question,
@@ -207,6 +209,7 @@ def _wishes(args: argparse.Namespace, base: str) -> ImportOptions:
         reward=_path(args.reward) if args.reward else None,
         verifier=args.verifier,
         rubric=args.rubric,
+        rules=args.rules,
         encoding=args.encoding,
         base=base,
         reasons=looking.is_reasoning_model(base),

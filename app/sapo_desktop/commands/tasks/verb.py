@@ -107,6 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         help="with check --json: tell the row numbers of the file it was made from",
     )
     new.add_argument(
+        "--rules",
+        default="",
+        metavar="TEXT",
+        help="with new, for rows without answers: rules that an answer keeps, such as: 3 to 8 words; contains {column}; "
+        "ends with !",
+    )
+    new.add_argument(
         "--rubric",
         default="",
         metavar="TEXT",

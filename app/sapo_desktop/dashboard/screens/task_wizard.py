@@ -199,6 +199,14 @@ class DraftScreen(Dialog[WizardResult | None]):
                     compact=True,
                     max_length=4000,
                 )
+            with Horizontal(classes="field", id="keeping"):
+                yield Static("Rules", markup=False)
+                yield Input(
+                    placeholder="no answers? at most 8 words; contains {column}; ends with !",
+                    id="rules",
+                    compact=True,
+                    max_length=1000,
+                )
             yield Choice("Read from", EXTRACTS, id="extract")
             yield Choice("Judged by", none, id="verifier")
             yield Choice("Model", none, id="base")
@@ -231,6 +239,7 @@ class DraftScreen(Dialog[WizardResult | None]):
             prompt=self.query_one("#prompt", Input).value.strip(),
             extract=self._value("extract") if self._value("extract") != self._proposed else "",
             verifier=self._value("verifier"),
+            rules=self.query_one("#rules", Input).value.strip(),
             base=self._value("base"),
         )
         if answers.answer != self._asked.answer:  # a different answer column needs a different verifier
@@ -271,15 +280,18 @@ class DraftScreen(Dialog[WizardResult | None]):
         proposed = seen.answers
         columns = tuple((name, "") for name in seen.columns)
         for name, value in (("question", proposed.question), ("answer", proposed.answer)):
-            self.query_one(f"#{name}", Choice).display = bool(columns)
+            self.query_one(f"#{name}", Choice).display = bool(columns) and not (name == "answer" and proposed.rules)
             if columns:
                 self._offer(name, columns, value or self._value(name))
-        self.query_one("#wording").display = bool(columns)
+        for name in ("wording", "keeping"):
+            self.query_one(f"#{name}").display = bool(columns)
+        self.query_one("#verifier").display = not proposed.rules
         self._offer("extract", EXTRACTS, proposed.extract)
         self._offer("verifier", seen.verifiers, proposed.verifier)
         if first:
             self.query_one("#name", Input).value = proposed.name
             self.query_one("#prompt", Input).value = proposed.prompt
+            self.query_one("#rules", Input).value = proposed.rules
         count = len(seen.said)
         heading = f"{count} thing{'s' if count != 1 else ''} to look at" if count else "Nothing to warn of."
         self.query_one("#complaint", Static).update(Content(plain_text(seen.summary[0], 300)))

@@ -28,7 +28,8 @@ from sapo_swarm.scoring.prompts import SYSTEM_PROMPTS, build_messages, system_pr
 from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import UnknownTask, is_own, new_tokens
 from sapo_swarm.tasks.own import library
-from sapo_swarm.tasks.own.spec import HOLE, BadTask
+from sapo_swarm.tasks.own.rules import HOLE
+from sapo_swarm.tasks.own.spec import BadTask
 from sapo_swarm.types import Question, TaskRef
 
 LONGEST = 256

@@ -34,7 +34,8 @@ from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import Row
 from sapo_swarm.tasks.own.row_roles import choose_examples
-from sapo_swarm.tasks.own.spec import may_have_examples, right_answer
+from sapo_swarm.tasks.own.rules import longest_answer
+from sapo_swarm.tasks.own.spec import RulesVerifier, may_have_examples, right_answer
 from sapo_swarm.types import Question, TaskRef
 
 PROMPTS, PROMPTS_OF_LARGE = 64, 16
@@ -251,7 +252,9 @@ class _Trial:
             fitting=self._fitting(written),
             limit=new,
             reference=references[0] if references else "",
-            longest=max((len(engine.tokenizer.encode_text(text)) for text in references), default=0),
+            longest=max(
+                (len(engine.tokenizer.encode_text(text)) for text in references), default=_ruled(self.task) // 4
+            ),
             shots=self.task.spec.shots,
             examples=config.examples,
             counts=counts,
@@ -344,7 +347,7 @@ def describe_expectation(found: Expectation, kept: bool = False, time: TrainingF
         f"{100 * found.rate:.1f} % (95 %: {100 * found.low:.1f} to {100 * found.high:.1f}; {found.answers} answers to "
         f"{found.prompts} training questions).",
         *filter(None, [_unasked(found)]),
-        f"Practice could learn from {100 * found.mixed:.0f} % of them: where some answers are right and some wrong.",
+        f"Practice could learn from {100 * found.mixed:.0f} % of them: where some answers earn more than others.",
         _when(found, verdict, time),
         *_about_examples(found, kept),
     ]
@@ -411,10 +414,16 @@ def _verdict(found: Expectation) -> str:
     if found.rate > TOO_EASY:
         return "Too easy: almost everything is right already. Choose harder rows or a smaller model."
     if found.mixed >= 0.3:
-        return "Well suited: success is neither rare nor certain. A change is often visible after 25 to 100 rounds."
+        return "Well suited: many questions have both better and worse answers. A change is often visible after 25 to 100 rounds."
     if found.reference:
         return f"Little is right yet. {_examples_sentence(found)}"
     return "Possible, but slow: few groups teach anything. Easier rows beside the hard ones help. Allow some hundred rounds."
+
+
+def _ruled(task: OwnTask) -> int:
+    """Characters that the task's rules allow an answer, 0 where none limits them."""
+    limits = [longest_answer(part.rules) for part in task.spec.verifier if isinstance(part, RulesVerifier)]
+    return min(filter(None, limits), default=0)
 
 
 def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
@@ -423,7 +432,7 @@ def _obstacle(found: Expectation, endless: bool) -> tuple[str, str]:
     if found.formed < FEW_FORMED:
         cause = f"only {100 * found.formed:.0f} % of the answers hold an answer at all, such as {_shown(found.sample)}"
         return cause, "Say in the prompt how to answer, or choose another way to read it (Read from; --extract)."
-    if endless and found.rate < POOR:
+    if endless and found.rate < POOR and found.reference:
         share = f"{100 * found.truncated:.0f} % of the answers are much longer than yours"
         return f"{share} and are cut off at {found.limit} tokens, such as {_shown(found.sample)}", ""
     if found.rate < POOR and found.mixed < 0.3 and found.fitting < RIGHT_FORM:

@@ -19,7 +19,7 @@ from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import RowTable
-from sapo_swarm.tasks.own.spec import ChoiceVerifier, ExactVerifier, NumberVerifier, Verifier
+from sapo_swarm.tasks.own.spec import ChoiceVerifier, ExactVerifier, NumberVerifier, RulesVerifier, Verifier
 from sapo_swarm.types import Question
 
 # What a catalogue task accepts besides its true answer, measured over 25 questions each.
@@ -226,6 +226,8 @@ def _terms(part: Verifier) -> str:
         terms += ['decimal mark ","'] if part.decimal == "," else []
     if isinstance(part, ExactVerifier) and part.case:
         terms += ["case counts"]
+    if isinstance(part, RulesVerifier):
+        terms += [f'"{part.rules}"']
     if isinstance(part, ChoiceVerifier) and part.options:
         terms += [f"of {len(part.options)}"]
     return ", ".join(terms)

@@ -19,7 +19,16 @@ from sapo_swarm.tasks.catalogue import held_out, tokens_needed
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import Row, RowTable
 from sapo_swarm.tasks.own.row_roles import cluster_prompts, prompt_key
-from sapo_swarm.tasks.own.spec import TRUTHFUL, ChoiceVerifier, ExactVerifier, SqlVerifier, right_answer, truth_column
+from sapo_swarm.tasks.own.rules import HOLE
+from sapo_swarm.tasks.own.spec import (
+    TRUTHFUL,
+    ChoiceVerifier,
+    ExactVerifier,
+    RulesVerifier,
+    SqlVerifier,
+    right_answer,
+    truth_column,
+)
 from sapo_swarm.types import RewardRule, TaskRef
 
 # What a careful friend would say about a task's rows before a model is trained on them: sentences with row numbers.
@@ -76,6 +85,7 @@ def review_rows(task: OwnTask, rows: Sequence[NumberedRow]) -> list[str]:
         *_contradictions(task, usable),
         *_given_away(task, usable),
         *_dominating(task),
+        *_loose_rules(task),
         *_answers(task, usable),
         *_few(task),
     ]
@@ -254,6 +264,17 @@ def _dominating(task: OwnTask) -> list[str]:
     return [
         f"One answer dominates: {answer[:60]!r} is right in {100 * times / total:.0f} % of the rows. A model that always says it "
         "earns as much without reading. Take fewer rows of it."
+    ]
+
+
+def _loose_rules(task: OwnTask) -> list[str]:
+    """Rules that say nothing about the row are kept by one answer to all of them, and training finds it."""
+    rules = [part.rules for part in task.spec.verifier if isinstance(part, RulesVerifier)]
+    if len(rules) < len(task.spec.verifier) or any(HOLE.search(text) for text in rules):
+        return []
+    return [
+        "No rule names a column: one answer could be right for every row, and a model may find it. Add a rule such as: "
+        f"contains {{{HOLE.findall(task.spec.prompt)[0]}}}"
     ]
 
 
@@ -441,7 +462,7 @@ async def _own_answers(task: OwnTask, scorer: Scorer, places: Sequence[str]) -> 
 async def _judge(scorer: Scorer, task: OwnTask, refs: Sequence[TaskRef], answers: Sequence[str]) -> list[float]:
     texts = [enclose_answer(task.spec.extract, answer, scorer.answer_format) for answer in answers]
     pairs = [(ref, (text,)) for ref, text in zip(refs, texts, strict=True)]
-    return [scored.rewards[0] for scored in await scorer.score_local(pairs, RewardRule())]
+    return [float(scored.rewards[0] == 1.0) for scored in await scorer.score_local(pairs, RewardRule())]
 
 
 def _mean(values: Sequence[float]) -> float:

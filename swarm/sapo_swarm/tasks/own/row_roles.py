@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sapo_swarm.tasks.own.import_rows import Row
-from sapo_swarm.tasks.own.spec import HOLE, BadTask, TaskSpec, right_answer
+from sapo_swarm.tasks.own.rules import HOLE
+from sapo_swarm.tasks.own.spec import BadTask, TaskSpec, right_answer
 from sapo_swarm.types import LEVEL_PREFIX
 
 if TYPE_CHECKING:

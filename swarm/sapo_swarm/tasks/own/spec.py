@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from sapo_swarm.errors import SwarmError
+from sapo_swarm.tasks.own.rules import HOLE, parse_rules
 from sapo_swarm.types import Name
 
 # What may be wrong with a task folder.
@@ -138,6 +139,13 @@ class FormatVerifier(VerifierPart, frozen=True, tag="format"):
     only: bool = True
 
 
+class RulesVerifier(VerifierPart, frozen=True, tag="rules"):
+    """The answer keeps every rule of a text such as `3 to 8 words; contains {word}`: see rules.py. It earns the share of them
+    that it keeps, with or without the run's partial credit."""
+
+    rules: Annotated[str, Meta(min_length=1, max_length=1000)] = "at least 1 word"
+
+
 class PythonTests(VerifierPart, frozen=True, tag="python_tests"):
     """Python that passes the row's unit tests: lines such as `double(4) == 8`. Partial credit: the share of tests that pass.
 
@@ -176,6 +184,7 @@ Verifier = (
     | SqlVerifier
     | LengthVerifier
     | FormatVerifier
+    | RulesVerifier
     | PythonTests
     | FunctionVerifier
     | EnvironmentVerifier
@@ -185,6 +194,8 @@ TRUTHFUL = (ExactVerifier, NumberVerifier, ChoiceVerifier, ListVerifier, ItemSet
 """Verifiers for which the truth itself is a right answer."""
 RUNS_CODE = (PythonTests, FunctionVerifier, EnvironmentVerifier)
 """Verifiers that run code: only in tasks made on this machine, after a yes, never from a swarm."""
+GRADING = (RulesVerifier, FunctionVerifier, EnvironmentVerifier)
+"""Verifiers that grade as the person said: a task with no others pays their grades, not only for what is wholly right."""
 
 
 # Unit tests of generated Python, as a row's cell: lines such as `double(4) == 8`. Only parsed here, never run.
@@ -328,8 +339,6 @@ def _bodies(value: Any) -> list[Any]:
 # task.toml: what a task asks and how it is judged, as data.
 
 Extract = Literal["tags", "last_line", "last_number", "json", "whole"]
-HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,39})\}")
-"""The place of a cell in a prompt."""
 MAX_SHOTS = 4
 
 
@@ -363,6 +372,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         names = [
             *HOLE.findall(self.prompt),
             *(truth_column(self, part) for part in self.verifier if needs_truth(part)),
+            *(name for part in self.verifier if isinstance(part, RulesVerifier) for name in HOLE.findall(part.rules)),
             *([self.difficulty] if self.difficulty else []),
         ]
         return tuple(dict.fromkeys(names))
@@ -376,6 +386,11 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def rubric(self) -> str:
         """The judge's rubric; "" if the answers are verified."""
         return next((part.rubric for part in self.verifier if isinstance(part, JudgedVerifier)), "")
+
+    @property
+    def graded(self) -> bool:
+        """Whether shares of the full reward are paid although the run asks for no partial credit."""
+        return all(isinstance(part, GRADING) for part in self.verifier)
 
     def fill(self, row: dict[str, str], text: str = "") -> str:
         """The prompt of a row, or another text, with the row's cells filled in. A cell is text: what looks like a {column} in
@@ -406,7 +421,16 @@ def needs_truth(part: VerifierPart) -> bool:
     """The verifier compares with a cell of the row."""
 
     return not isinstance(
-        part, (EnvironmentVerifier, FormatVerifier, FunctionVerifier, JsonSchema, JudgedVerifier, LengthVerifier)
+        part,
+        (
+            EnvironmentVerifier,
+            FormatVerifier,
+            FunctionVerifier,
+            JsonSchema,
+            JudgedVerifier,
+            LengthVerifier,
+            RulesVerifier,
+        ),
     ) and not (isinstance(part, RegexVerifier) and bool(part.pattern))
 
 
@@ -436,6 +460,11 @@ def validate_spec(tables: object, origin: str) -> TaskSpec:
     for part in spec.verifier:
         if isinstance(part, RegexVerifier) and part.pattern:
             patterns.check(part.pattern, origin)
+        if isinstance(part, RulesVerifier):
+            try:
+                parse_rules(part.rules)
+            except ValueError as error:
+                raise BadTask(f"{origin}: {error}") from error
     if spec.rubric and len(spec.verifier) > 1:
         raise BadTask(
             f"{origin}: a judged task has no other verifier, so that no figure mixes what was judged with what was verified. "

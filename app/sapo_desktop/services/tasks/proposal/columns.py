@@ -314,7 +314,8 @@ def find_question_column(table: RowTable, wished: str, among: Sequence[str]) -> 
         return column
     if not among:
         raise UsageError(
-            f"The file has one column, {table.columns[0]!r}. A task needs a question and an answer for each row."
+            f"The file has one column, {table.columns[0]!r}. A task needs a question and an answer for each row, or rules that "
+            f"an answer keeps, such as: --rules 'at most 8 words; contains {{{table.columns[0]}}}'"
         )
     return max(among, key=lambda name: sum(len(row.get(name, "")) for row in table.rows[:1000]))
 

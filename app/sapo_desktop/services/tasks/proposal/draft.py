@@ -14,7 +14,13 @@ from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks.proposal import columns, options
 from sapo_desktop.services.tasks.proposal.columns import KINDS, VerifierProposal, propose_verifiers
-from sapo_desktop.services.tasks.proposal.wording import QuestionWording, WordingInput, plain_wording, propose_wording
+from sapo_desktop.services.tasks.proposal.wording import (
+    QuestionWording,
+    WordingInput,
+    plain_wording,
+    propose_wording,
+    rules_wording,
+)
 from sapo_desktop.services.tasks.ratings import COLUMN as RATING
 from sapo_desktop.services.tasks.ratings import without_bad
 from sapo_swarm.protocol.safe_text import safe_text
@@ -27,6 +33,7 @@ from sapo_swarm.tasks.own.spec import (
     Extract,
     FunctionVerifier,
     JudgedVerifier,
+    RulesVerifier,
     TaskSpec,
     validate_spec,
 )
@@ -50,6 +57,7 @@ class ImportOptions:
     reward: Path | None = None
     verifier: str = ""
     rubric: str = ""
+    rules: str = ""
     encoding: str = ""
     base: str = BUNDLED[0]
     reasons: bool = False
@@ -65,8 +73,9 @@ class ImportOptions:
 class TaskDraft:
     """A task that is not stored yet. table: everything that was read, in the task's form, for its row numbers; reason: why
     this verifier; proposals: every proposed verifier, the chosen one first. columns: those of the file; question: the
-    question column, "" where the person wrote the wording. guessed: the guessed columns, "" where names decided them; notes:
-    how the file was interpreted, and which columns are not used."""
+    question column, "" where the person wrote the wording. rules: that an answer keeps, "" for none.
+    guessed: the guessed columns, "" where names decided them; notes: how the file was interpreted, and which columns are not
+    used."""
 
     task: OwnTask
     table: RowTable
@@ -74,6 +83,7 @@ class TaskDraft:
     proposals: tuple[VerifierProposal, ...]
     columns: tuple[str, ...] = ()
     question: str = ""
+    rules: str = ""
     guessed: str = ""
     notes: tuple[str, ...] = ()
 
@@ -100,16 +110,17 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
     if not pairs and answer in sides[0].columns:
         raise UsageError(
             f"{path.name} holds no answer: column {columns.column_heading(table, answer)} is empty in every row. "
-            f"Fill it in, or name another column with --answer COLUMN.{_first_problem(table)}"
+            "Fill it in, name another column with --answer COLUMN, or say with --rules TEXT what an answer has to keep."
+            f"{_first_problem(table)}"
         )
     truths = [truth for _, truth in pairs]
     offered = _of_letters(sides[0], truths) if merged else propose_verifiers(truths, [asked for asked, _ in pairs])
-    proposal, code = _judged(offered, wishes)
+    proposal, code = _judged(offered, wishes, table)
     names = [columns.column_heading(table, name) if name else "" for name in (question, answer)]
     asked = WordingInput(question, names[0], names[1], pairs, proposal.verifier, wishes.tagged)
     wording = _wording(table, wishes, asked, merged is not None)
     spec = TaskSpec(
-        name=free_name(wishes.name or path.stem),
+        name=free_name(wishes.name) if wishes.name else name_from_file(path.stem),
         prompt=wording.prompt,
         system=wording.system,
         answer=answer,
@@ -149,6 +160,7 @@ def draft_task(path: Path, wishes: ImportOptions, table: RowTable | None = None)
         offered,
         tuple(table.columns),
         question,
+        wishes.rules,
         columns.describe_guessed_columns(table, {"question": question, "answer": answer}, answer_given),
         tuple(filter(None, notes)),
     )
@@ -167,7 +179,10 @@ def _question_and_answer(
     """The question and answer columns; no question where the person wrote the wording. Raises UsageError."""
     remaining = [name for name in table.columns if merged is None or name not in merged.columns]
     guess = not (wishes.rubric or wishes.reward)
-    answer = merged.answer if merged else columns.find_answer_column(table, wishes.answer, remaining, guess)
+    if wishes.rules:
+        answer = ""  # rules compare with nothing
+    else:
+        answer = merged.answer if merged else columns.find_answer_column(table, wishes.answer, remaining, guess)
     if wishes.prompt:
         return "", answer
     question = columns.find_question_column(table, wishes.question, [name for name in remaining if name != answer])
@@ -182,6 +197,8 @@ def _wording(table: RowTable, wishes: ImportOptions, asked: WordingInput, letter
     """The wording of the question: the person's own where there is one. lettered: the options of each row have letters. What
     runs code or is judged by a rubric is asked as it is in the file."""
     prompt = _holes(table, wishes.prompt)
+    if isinstance(asked.verifier, RulesVerifier):
+        return rules_wording(prompt, asked, asked.verifier)
     if wishes.reward or wishes.environment or wishes.rubric:
         extract: Extract = "tags" if wishes.reward is None else "whole"
         return QuestionWording(prompt or f"{{{asked.question}}}", asked.verifier, extract=extract)
@@ -214,7 +231,7 @@ def rows_of(task: OwnTask, path: Path, encoding: str = "") -> RowTable:
 
 def _options(table: RowTable, wishes: ImportOptions) -> options.OptionColumns | None:
     """The options of a multiple-choice file; None where a wording without {options}, code or a rubric decides instead."""
-    elsewhere = wishes.rubric or wishes.reward or wishes.environment
+    elsewhere = wishes.rubric or wishes.reward or wishes.environment or wishes.rules
     if elsewhere or (wishes.prompt and f"{{{options.COLUMN}}}" not in wishes.prompt):
         return None
     return options.find_options(
@@ -230,7 +247,9 @@ def _of_letters(table: RowTable, truths: Sequence[str]) -> tuple[VerifierProposa
     return (best, *(proposal for proposal in propose_verifiers(truths) if proposal.kind != best.kind))
 
 
-def _judged(offered: Sequence[VerifierProposal], wishes: ImportOptions) -> tuple[VerifierProposal, bytes]:
+def _judged(
+    offered: Sequence[VerifierProposal], wishes: ImportOptions, table: RowTable
+) -> tuple[VerifierProposal, bytes]:
     """How the task is judged, and its code. Raises UsageError, BadTask, OSError."""
     if wishes.reward is not None:
         return VerifierProposal(FunctionVerifier(), "it gives the reward"), read_bytes(wishes.reward, MAX_CODE)
@@ -239,6 +258,10 @@ def _judged(offered: Sequence[VerifierProposal], wishes: ImportOptions) -> tuple
     if wishes.rubric:
         return VerifierProposal(
             JudgedVerifier(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric"
+        ), b""
+    if wishes.rules:
+        return VerifierProposal(
+            RulesVerifier(rules=_holes(table, wishes.rules)[:1000]), "the share of your rules that it keeps"
         ), b""
     return _wished(offered, wishes.verifier), b""
 
@@ -254,8 +277,16 @@ def _wished(offered: Sequence[VerifierProposal], kind: str) -> VerifierProposal:
     return proposal
 
 
+def name_from_file(stem: str) -> str:
+    """A task name from a file's, "my_" before it where a shipped task is called so."""
+    try:
+        return free_name(stem)
+    except UsageError:
+        return free_name(f"my_{stem}")
+
+
 def free_name(text: str) -> str:
-    """A task name from a file name. Raises UsageError."""
+    """The text as a task name. Raises UsageError where it is taken."""
     name = column_slug(text) or "my_task"
     if name in CATALOGUE or name in RESERVED:
         raise UsageError(f"The name {name!r} is taken. Give the task another with --name.")

@@ -22,6 +22,7 @@ from sapo_swarm.scoring.declared_verifiers import (
 from sapo_swarm.scoring.messages import cap_completion
 from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.tasks.own.folder import OwnTask
+from sapo_swarm.tasks.own.rules import longest_answer
 from sapo_swarm.tasks.own.spec import (
     ChoiceVerifier,
     ExactVerifier,
@@ -31,6 +32,7 @@ from sapo_swarm.tasks.own.spec import (
     ListVerifier,
     NumberVerifier,
     OrderVerifier,
+    RulesVerifier,
     Verifier,
     truth_column,
 )
@@ -196,6 +198,15 @@ def plain_wording(prompt: str, asked: WordingInput) -> QuestionWording:
     lines = any("\n" in answer.strip() for answer in asked.answers)
     extract: Extract = "json" if isinstance(asked.verifier, JsonEqual) else "whole" if lines else "last_line"
     return QuestionWording(prompt, asked.verifier, SYSTEM, extract, max(map(_tokens, asked.answers), default=0) + SLACK)
+
+
+def rules_wording(prompt: str, asked: WordingInput, verifier: RulesVerifier) -> QuestionWording:
+    """The question with its rules under it. prompt: an existing wording, "" for none."""
+    told = f"{prompt or f'{{{asked.question}}}'}\nRules: {verifier.rules}"
+    if asked.tagged:
+        return QuestionWording(told, verifier)
+    longest = longest_answer(verifier.rules)
+    return QuestionWording(told, verifier, SYSTEM, "whole", _tokens("x" * longest) + SLACK if longest else 0)
 
 
 def asks_itself(asked: WordingInput) -> bool:

@@ -22,7 +22,7 @@ from sapo_desktop.services.nodes import children
 from sapo_desktop.services.tasks import looking, ratings
 from sapo_desktop.services.tasks import store as examples
 from sapo_desktop.services.tasks.proposal.columns import VerifierProposal
-from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task, free_name
+from sapo_desktop.services.tasks.proposal.draft import ImportOptions, TaskDraft, draft_task, free_name, name_from_file
 from sapo_desktop.services.tasks.store import store_task
 from sapo_desktop.services.tasks.wizard.interface import (
     FileChoice,
@@ -38,6 +38,8 @@ from sapo_swarm.tasks.own.spec import Extract
 
 NAMED = 200
 """Left-out rows that are listed: a screen can be scrolled."""
+FIRST_RULES = "at most 20 words"
+"""Proposed where a file holds questions and nothing else."""
 Stamp = tuple[str, int, int]
 """A file as it was read: its path, modification time, size."""
 P = ParamSpec("P")
@@ -78,7 +80,9 @@ class HomeTasks:
             completed = replace(preview.answers, name="")
             same = (last_answers, completed, replace(completed, extract="" if preview.extract else completed.extract))
             if stamp == _stamp(path) and replace(answers, name="") in same:
-                return _renamed(preview, draft_of, answers.name or path.stem)
+                return _renamed(
+                    preview, draft_of, free_name(answers.name) if answers.name else name_from_file(path.stem)
+                )
         draft = self._draft(answers)
         preview = self._seen(answers, draft)
         if self._read is not None and draft.table.rows:
@@ -100,6 +104,7 @@ class HomeTasks:
                 prompt=answers.prompt,
                 extract=spec.extract,
                 verifier=answers.verifier or found.proposals[0].kind,
+                rules=found.rules,
                 base=answers.base,
             ),
             rows=tuple(looking.preview_rows(found.task)),
@@ -125,10 +130,14 @@ class HomeTasks:
             answers.prompt,
             extract,
             verifier=answers.verifier,
+            rules=answers.rules,
             base=answers.base,
             reasons=bool(answers.base) and looking.is_reasoning_model(answers.base),
         )
-        return draft_task(path, wishes, self._table(path))
+        table = self._table(path)
+        if not answers.rules and len(table.columns) == 1:
+            wishes = replace(wishes, rules=FIRST_RULES)
+        return draft_task(path, wishes, table)
 
     def _table(self, path: Path) -> RowTable:
         """The file's rows; read again only where it was written since."""
@@ -191,8 +200,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _renamed(seen: TaskPreview, found: TaskDraft, name: str) -> TaskPreview:
-    """The same file as a task of that name. Raises UsageError."""
-    name = free_name(name)
+    """The same file as a task of that name."""
     task = replace(found.task, spec=msgspec.structs.replace(found.task.spec, name=name))
     summary = tuple(looking.describe_task(task, found.reason))
     return replace(seen, answers=replace(seen.answers, name=name), summary=summary)

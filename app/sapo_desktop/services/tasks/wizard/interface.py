@@ -18,7 +18,8 @@ class FileChoice:
 
 @dataclass(frozen=True)
 class WizardAnswers:
-    """What the person says about a file; "" leaves it to the app. verifier: a kind, such as "number"; base: to be trained."""
+    """What the person says about a file; "" leaves it to the app. verifier: a kind, such as "number"; rules: that an answer
+    keeps, instead of a verifier that compares it with the answer column; base: to be trained."""
 
     path: str
     name: str = ""
@@ -27,6 +28,7 @@ class WizardAnswers:
     prompt: str = ""
     extract: str = ""
     verifier: str = ""
+    rules: str = ""
     base: str = ""
 
 
