@@ -14,7 +14,6 @@ from sapo_swarm.tasks.catalogue import held_out
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import read_task, write_task
 from sapo_swarm.tasks.own.spec import BadTask
-from sapo_swarm.types import RewardRule
 
 TOML = 'extract = "whole"\n[[verifier]]\nkind = "function"\n'
 ROW = {"question": "How long?", "ground_truth": "7", "limit": 3}
@@ -90,7 +89,7 @@ async def test_memory_that_others_filled_fails_no_later_answer_and_what_needs_to
 
 
 async def test_each_share_of_the_reward_is_paid_as_the_function_gives_it(tmp_path: Path, scorer: Scorer) -> None:
-    assert await rewards(scorer, tmp_path / "t", LENGTH, "12345", "x" * 50) == (0.1, 1.0)
+    assert await rewards(scorer, tmp_path / "t", LENGTH, "12345", "x" * 50) == (0.5, 1.0)
 
 
 async def test_columns_come_as_lists_of_text(tmp_path: Path, scorer: Scorer) -> None:
