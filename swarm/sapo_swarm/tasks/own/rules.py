@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -60,7 +60,7 @@ class Rule:
         return stands is (self.what == "contains")
 
 
-_COUNTED = {
+_COUNTED: dict[str, Callable[[str], int]] = {
     "word": lambda answer: len(_WORD.findall(answer)),
     "character": len,
     "line": lambda answer: sum(line.strip() != "" for line in answer.splitlines()),
