@@ -81,14 +81,15 @@ def write_table(folder: Path, name: str, seed: int) -> Path:
     return path
 
 
-def measure(model: str, table: str, seed: int, rounds: int, folder: Path) -> dict[str, Any]:
+def measure(model: str, table: str, seed: int, rounds: int, rate: str, folder: Path) -> dict[str, Any]:
     """The four lines in a home under this folder. Raises VerbFailed."""
     person, base = Person(folder / "home"), model_file(model)
     _, _, prompt, rules = TABLES[table]
     file = write_table(folder, table, seed)
+    options = ("--learning-rate", rate) if rate else ()
     ran = [
         person.types("tasks", "new", str(file), "--name", "t", "--prompt", prompt, "--rules", rules, "--model", base),
-        person.types("new", "m", "--base", base, "--tasks", "t", "--seed", str(seed)),
+        person.types("new", "m", "--base", base, "--tasks", "t", "--seed", str(seed), *options),
         person.types("node", "m", "--silo", "--rounds", str(rounds)),
         person.types("eval", "m", "--json"),
     ]
@@ -97,6 +98,7 @@ def measure(model: str, table: str, seed: int, rounds: int, folder: Path) -> dic
         "table": table,
         "seed": seed,
         "rounds": rounds,
+        "rate": rate,
         "lines": [{**one.line, "line": one.line["line"].replace(str(folder), "…")} for one in ran],
         "training": person.rounds(),
         "temperatures": scores_by_temperature(json.loads(ran[3].output)),
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", choices=tuple(TABLES), default=tuple(TABLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rate", default="", help="run.learning_rate (default: the app's)")
     parser.add_argument("--table", action="store_true", help="print what was measured as Markdown")
     arguments = parser.parse_args()
     if arguments.table:
@@ -152,7 +155,7 @@ def main() -> None:
     for seed, model, table in product(arguments.seeds, arguments.models, arguments.tables):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                line = measure(model, table, seed, arguments.rounds, Path(folder))
+                line = measure(model, table, seed, arguments.rounds, arguments.rate, Path(folder))
             except VerbFailed as error:
                 print(f"{model}, {table}: {error}", flush=True)
                 continue
