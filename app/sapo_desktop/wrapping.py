@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 _COMMAND = re.compile(r"(?<=: )sapo-desktop [a-z].*")
 """A command at the end of a line, after a colon."""
+_ONLY_COMMAND = re.compile(r"sapo-desktop [a-z-]+ ")
 _MARK = re.compile(r"\s*(?:[-*•] |\d+[.)] |[|] )?")
 """What stands before a line's text: its indentation, the mark of a list, the bar of a quotation."""
 _GAP = re.compile(r"\S {2,}(?=\S)")
@@ -53,7 +54,7 @@ def wrap_lines(text: str, columns: int) -> str:
 
 def _wrap(line: str, width: int) -> list[str]:
     """The rows of one line, none wider than width where a space allows it."""
-    if cell_width(line) <= width or line.startswith(("{", "sapo-desktop ")):
+    if cell_width(line) <= width or line.startswith("{") or _ONLY_COMMAND.match(line):
         return [line]
     line = line.rstrip()
     whole = _COMMAND.search(line)

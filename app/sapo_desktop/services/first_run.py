@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -250,12 +250,22 @@ def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings
         run |= {"preset": "starter", "tasks": [answers.task]}
     else:
         run.pop("tasks", None)  # a custom task from an earlier answer
-    tables.setdefault("limits", {}).update(PRESETS[answers.limits])
-    tables.setdefault("person", {})["name"] = answers.name
-    tables.setdefault("swarm", {})["join"] = answers.mode == "swarm"
+    _answer(tables, "limits", PRESETS[answers.limits], PRESETS["balanced"])
+    _answer(tables, "person", {"name": answers.name}, {"name": ""})
+    _answer(tables, "swarm", {"join": answers.mode == "swarm"}, {"join": False})
     checked = settings.settings_from_tables(tables, "first-run answers")
     settings.write_tables(path, tables)
     return checked
+
+
+def _answer(
+    tables: dict[str, dict[str, object]], section: str, values: Mapping[str, object], defaults: Mapping[str, object]
+) -> None:
+    """Set the values in that section; what equals its default is not written, as nobody chose a number of it."""
+    table = {**tables.pop(section, {}), **values}
+    table = {key: value for key, value in table.items() if key not in defaults or value != defaults[key]}
+    if table:
+        tables[section] = table
 
 
 def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:
