@@ -183,6 +183,7 @@ async def measure_speed(hardware: str, model: str, tasks: str = "", file: str = 
     from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
     from sapo_backends.measure.choice import EngineCandidate
+    from sapo_desktop.services.bases import question_tokens
     from sapo_desktop.services.machine import engines, load_request, memory_plan
 
     home = Home.find()
@@ -191,7 +192,8 @@ async def measure_speed(hardware: str, model: str, tasks: str = "", file: str = 
         if model not in locate.BUNDLED:
             return await asyncio.to_thread(_card_sentence, home, config, tasks, file)
         candidate = EngineCandidate(engines.choose_trainer(config))
-        plan = await asyncio.to_thread(memory_plan.plan_round_memory, config)
+        prompt = await asyncio.to_thread(question_tokens.mean_prompt, home, config)
+        plan = await asyncio.to_thread(memory_plan.plan_round_memory, config, prompt=prompt)
     except USER_ERRORS:
         return ""
     measurement = await probe.measure_async(candidate, load_request.build_load_request(config), _GLANCE_S)

@@ -39,8 +39,8 @@ from sapo_swarm.node.training_count import count_of
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import OwnTask
 
-UNTIMED = 4
-"""Lines of a card above the one about time."""
+UNTIMED = 3
+"""Lines of a card above those about memory and time, which wait for the questions to be counted."""
 _BYTES = {"float32": 4, "float": 4}
 Source = Literal["bundled", "folder", "file", "downloaded", "hub", "list"]
 

@@ -173,6 +173,7 @@ def _fallbacks() -> Iterator[Finding]:
 def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
     """Whether rounds with these settings fit into memory, and whether the engine was chosen by measurement."""
     from sapo_backends.errors import BackendError
+    from sapo_desktop.services.bases import question_tokens
     from sapo_desktop.services.machine import memory_plan, speed
     from sapo_desktop.settings import flags
     from sapo_swarm.tasks.own.spec import BadTask
@@ -180,7 +181,8 @@ def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
     with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have their own lines
         loaded = settings.load_settings(home.settings)
         run = flags.propose_run(loaded.run)
-        plan = memory_plan.plan_round_memory(run, memory_plan.node_memory_bytes(loaded.limits))
+        room, prompt = memory_plan.node_memory_bytes(loaded.limits), question_tokens.mean_prompt(home, run)
+        plan = memory_plan.plan_round_memory(run, room, prompt=prompt)
         if plan is not None:
             text = f"{run.model}: {plan.sentence}"
             yield (
