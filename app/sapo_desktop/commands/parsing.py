@@ -77,14 +77,14 @@ class VerbParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             verb, flag = isinstance(action, argparse._SubParsersAction), next(iter(action.option_strings[-1:]), "")
-            wrong = "There is no verb" if verb else f"{flag} cannot be" if flag else f"{self.prog} does not know"
+            wrong = f"There is no verb {value!r}" if verb else f"{value!r} cannot follow {flag or self.prog}"
             near = suggest_names(str(value), map(str, action.choices))
-            raise argparse.ArgumentError(None, f"{wrong} {value!r}. {near}")
+            raise argparse.ArgumentError(None, f"{wrong}. {near}")
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Exit with one sentence about the wrong word, as every other error is reported, without the usage."""
-        sentence = f"{message[:1].upper()}{message[1:]}" if not message.startswith(("sapo-desktop", "-")) else message
+        sentence = f"{message[:1].upper()}{message[1:]}"
         end = "" if sentence.endswith((".", "?")) else "."
         self.exit(2, f"sapo-desktop: {sentence}{end} See {self.prog} --help\n")
 

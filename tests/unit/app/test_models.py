@@ -418,7 +418,9 @@ def test_a_text_of_ones_own_is_asked_as_the_rows_of_the_table_were(tmp_path: Pat
         assert as_asked(RunConfig(tasks=("colours",)), "It is dark.") == "Which colour?\nIt is dark."
         assert as_asked(RunConfig(tasks=("colours", "chain_sum")), "It is dark.") == "It is dark."
         assert as_asked(RunConfig(tasks=("gone",)), "It is dark.") == "It is dark."
-        assert "as its question: sapo-desktop tasks show colours" in wording_note(RunConfig(tasks=("colours",)))
+        assert "in place of {question}. To see it: sapo-desktop tasks show colours" in wording_note(
+            RunConfig(tasks=("colours",))
+        )
         assert wording_note(RunConfig(tasks=("colours", "chain_sum"))) == wording_note(RunConfig(tasks=("gone",))) == ""
 
 

@@ -45,8 +45,11 @@ def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]
         (["tasks", "new", "a.csv", "--nme=2"], "There is no flag '--nme'. Did you mean '--name'?"),
         (["--liner"], "There is no flag '--liner'. Did you mean '--linear'?"),
         (["paths", "too", "much"], "sapo-desktop: Unrecognized arguments: too much. See sapo-desktop paths --help"),
-        (["models", "shw"], "sapo-desktop models does not know 'shw'. Did you mean 'show'?"),
-        (["models", "--format", "xls"], "--format cannot be 'xls'. Known: csv, jsonl. See sapo-desktop models --help"),
+        (["models", "shw"], "sapo-desktop: 'shw' cannot follow sapo-desktop models. Did you mean 'show'?"),
+        (
+            ["models", "--format", "xls"],
+            "'xls' cannot follow --format. Known: csv, jsonl. See sapo-desktop models --help",
+        ),
         (["new"], "sapo-desktop: The following arguments are required: name. See sapo-desktop new --help"),
         (["node", "--join"], "sapo-desktop: Argument --join: expected one argument. See sapo-desktop node --help"),
     ],

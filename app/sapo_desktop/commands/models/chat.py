@@ -83,6 +83,8 @@ def main(args: argparse.Namespace) -> int:
             )
             _serve(chat, args.temperature)
         else:
+            if wording:
+                print(wording, file=sys.stderr)
             _converse(chat, args.temperature, not sys.stdin.isatty(), without)
     return 0
 

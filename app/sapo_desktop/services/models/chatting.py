@@ -229,7 +229,8 @@ def wording_note(config: RunConfig) -> str:
     """What becomes of the person's own question, as a sentence; "" where it is asked as it was typed."""
     template = _template(config)
     return (
-        f"What you type is asked in the task's words, as its {template[1]}: sapo-desktop tasks show {template[0].name}"
+        f"What you type is put into the task's question in place of {{{template[1]}}}. "
+        f"To see it: sapo-desktop tasks show {template[0].name}"
         if template
         else ""
     )
