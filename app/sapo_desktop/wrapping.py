@@ -1,6 +1,6 @@
 """Sentences on a terminal are wrapped at words, not cut inside them at its edge. In a pipe each stays one line, for scripts.
 
-Where a line goes on it is indented below its text, so that lists and columns stay readable. A command to copy goes whole onto a
+Where a line goes on it is indented below its text, so that lists and columns stay readable. A command at the end, to copy, goes whole onto a
 line of its own; one longer than the terminal, like a path, is left to the terminal, which copies it without a break. JSON is
 left alone, and so is a status line with control characters.
 """
@@ -13,8 +13,8 @@ import unicodedata
 from contextlib import suppress
 from typing import Any, TextIO
 
-_COMMAND = re.compile(r"(?<=: )sapo-desktop [a-z].*")
-"""A command at the end of a line, after a colon."""
+_COMMAND = re.compile(r"(?:(?<=: )|(?<=See ))sapo-desktop [a-z].*")
+"""A command at the end of a line."""
 _ONLY_COMMAND = re.compile(r"sapo-desktop [a-z-]+ ")
 _MARK = re.compile(r"\s*(?:[-*•] |\d+[.)] |[|] )?")
 """What stands before a line's text: its indentation, the mark of a list, the bar of a quotation."""
@@ -60,7 +60,7 @@ def _wrap(line: str, width: int) -> list[str]:
     whole = _COMMAND.search(line)
     prose, command = (line[: whole.start()].rstrip(), whole.group()) if whole else (line, "")
     indent = " " * _indent(prose, width)
-    rows, rest = [], prose
+    rows, rest = list[str](), prose
     while cell_width(rest) > width:
         if not (cut := _break_at(rest, width, len(indent) if rows else _text_start(rest))):
             break

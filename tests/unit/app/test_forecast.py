@@ -76,7 +76,8 @@ def test_the_card_and_the_doctor_plan_the_same_memory_for_the_questions_of_the_t
         plan = card.build_base_card(home, config, measure=False).plan
         assert plan is not None
         needs[task] = plan.sentence.partition(", ")[0]
-        assert next(doctor.memory_and_speed_findings(home)).text.startswith(f"starter-1m: {needs[task]}, ")
+        memory = next(doctor.memory_and_speed_findings(home, question_tokens.mean_prompt))
+        assert memory.text.startswith(f"starter-1m: {needs[task]}, ")
         assert f"with questions of up to {plan.shape.prompt} tokens needs about" in needs[task]
     assert needs["short"] != needs["long"]
 

@@ -50,6 +50,7 @@ def test_a_command_after_a_colon_is_not_broken_so_that_it_can_be_copied() -> Non
         "Stored. Change anything in task.toml, then:",
         command,
     ]
+    assert wrap_lines(f"There is no flag. See {command}", 60).split("\n") == ["There is no flag. See", command]
     assert wrap_lines(f"Train it: {command}", 30).split("\n") == ["Train it:", command]
     assert wrap_lines(f"Train it: {command}", 80) == f"Train it: {command}"
 
