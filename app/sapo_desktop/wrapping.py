@@ -1,8 +1,8 @@
 """Sentences on a terminal are wrapped at words, not cut inside them at its edge. In a pipe each stays one line, for scripts.
 
-Where a line goes on it is indented below its text, so that lists and columns stay readable. A command at the end, to copy, goes whole onto a
-line of its own; one longer than the terminal, like a path, is left to the terminal, which copies it without a break. JSON is
-left alone, and so is a status line with control characters.
+Where a line goes on it is indented below its text, so that lists and columns stay readable. A command at the end of a line goes
+whole onto a line of its own, to be copied. One longer than the terminal, like a path, is left to the terminal, which copies it
+without a break. JSON is left alone, and so is a status line with control characters.
 """
 
 from __future__ import annotations
