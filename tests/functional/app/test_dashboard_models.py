@@ -122,7 +122,7 @@ async def test_a_model_is_renamed_duplicated_and_deleted_by_keys(home: Home) -> 
         await pilot.press("enter")
         await until(pilot, lambda: "My models (2)" in said(pilot))
         assert sorted(m.name for m in store.all_models(home)) == ["ada", "ada-2"]
-        app.screen.query_one("#models", OptionList).highlighted = 1
+        app.screen.query_one("#models", OptionList).highlighted = 0
         await pilot.press("d")
         await until(pilot, lambda: isinstance(app.screen, NameDialog))
         assert app.screen.query_one("#name", Input).value == "ada-3", "a name that is free"
