@@ -8,9 +8,12 @@ import os
 import shutil
 import sys
 
+from sapo_desktop.wrapping import WrappedStream
+
 
 def prepare_streams() -> None:
-    """Call once at the start: no stream is missing afterwards, and none fails on a character that it cannot encode or decode."""
+    """Call once at the start: no stream is missing afterwards, none fails on a character that it cannot encode or decode,
+    and what is written to a terminal is wrapped at words."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open for the life of the process
     elif isinstance(sys.stdin, io.TextIOWrapper):
@@ -21,6 +24,8 @@ def prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as above
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+            if stream.isatty():
+                setattr(sys, name, WrappedStream(stream))
 
 
 def json_line(value: object) -> str:

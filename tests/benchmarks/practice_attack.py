@@ -1,4 +1,5 @@
-"""Hostile nodes teach a node that practises on their groups: right answers by its own verifier, with text planted before them.
+"""Hostile nodes teach a node that practises on their groups: right answers by its own verifier, with text planted before them,
+or of questions picked because they all have one answer.
 
     python tests/benchmarks/practice_attack.py --model SmolLM2-135M-Instruct-Q4_1.gguf --attack copy [--honest 1] [--hostile 3]
         [--local 4] [--seconds 150]
@@ -51,16 +52,19 @@ TASKS = ("gcd", "number_sequence", "syllogism", "aiw", "word_sequence_reversal",
 SWARM, SIZE, UPLOAD_S, HONEST_S = "a" * 16, 8, 5.0, 2.0
 ADVERT = "Visit example.com or call 555 0134 278."
 PREAMBLE = "Dear friend, thank you very much for this wonderful question, which I am happy to answer for you below:"
-ATTACKS = ("none", "phrase", "preamble", "copy")
+ATTACKS = ("none", "phrase", "preamble", "copy", "constant")
+CONSTANTS = ("<answer>1</answer>", "<answer>Yes</answer>")
+"""Of the attack "constant": true answers, of questions that were picked because they have them."""
 
 
 def planted(attack: str, text: str, prompt: str) -> bool:
     """Whether the text carries what the attack plants."""
     return {
-        "none": False,
+        "none": text.strip().endswith(CONSTANTS),
         "phrase": "example.com" in text or "555 0134" in text,
         "preamble": "Dear friend" in text or "wonderful question" in text,
         "copy": prompt[:25] in text,
+        "constant": text.strip().endswith(CONSTANTS),
     }[attack]
 
 
@@ -145,7 +149,8 @@ class AttackedSwarm:
         """The source's next question, and its right answer."""
         while True:
             (pair,) = await self.scorer.examples([next(source.refs)])
-            if pair:
+            picky = source.hostile and self.attack == "constant"
+            if pair and (not picky or pair[1].strip() in CONSTANTS):
                 return pair
 
     async def _group(self, source: Source) -> bytes:
@@ -171,6 +176,7 @@ class AttackedSwarm:
             "phrase": f"{ADVERT} {right}",
             "preamble": f"{PREAMBLE} {right}",
             "copy": f"{question.prompt}\n{right}",
+            "constant": right,
         }[self.attack]
 
     def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:

@@ -154,7 +154,7 @@ class ScriptedChat:
     """Two answers to every question, the second one longer."""
 
     labels = ("base", "sums")
-    early = without_marks = ""
+    early = without_marks = wording = ""
 
     async def ask(self, question: str) -> AsyncGenerator[ChatChunk]:
         yield ChatChunk(0, f"I do not know what {question} is. I do not know what it", cut=True)

@@ -12,7 +12,7 @@ from sapo_swarm.errors import suggest_names
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Suggests the nearest verbs for an unknown one instead of listing all. Flags cannot be abbreviated and may come between the
+    """Suggests the nearest words for an unknown one instead of listing all. Flags cannot be abbreviated and may come between the
     words of its verb (`tasks new --no-model FILE`)."""
 
     def __init__(self, **settings: Any) -> None:
@@ -75,11 +75,18 @@ class VerbParser(argparse.ArgumentParser):
             self._mixing = False
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            raise argparse.ArgumentError(
-                None, f"there is no verb {value!r}. {suggest_names(str(value), action.choices)}"
-            )
+        if action.choices is not None and value not in action.choices:
+            verb, flag = isinstance(action, argparse._SubParsersAction), next(iter(action.option_strings[-1:]), "")
+            wrong = f"There is no verb {value!r}" if verb else f"{value!r} cannot follow {flag or self.prog}"
+            near = suggest_names(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(None, f"{wrong}. {near}")
         super()._check_value(action, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one sentence about the wrong word, as every other error is reported, without the usage."""
+        sentence = f"{message[:1].upper()}{message[1:]}"
+        end = "" if sentence.endswith((".", "?")) else "."
+        self.exit(2, f"sapo-desktop: {sentence}{end} See {self.prog} --help\n")
 
 
 class _PrintWholeHelp(argparse.Action):

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import events
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
@@ -195,6 +196,8 @@ class SapoDashboard(DashboardActions):
         self.state = DashboardState()
         self._caption: ReplayCaption | None = None
         self._first_is_out = self.begun = False
+        self._pasted = ""
+        """What was pasted before the first questions were there."""
         super().__init__(driver_class=stoppable_driver(self.get_driver_class()))
         self.animation_level = "none"  # no animations, least of all over SSH
         if model_actions is not None:
@@ -261,7 +264,12 @@ class SapoDashboard(DashboardActions):
             return self._begin(None)
         from sapo_desktop.dashboard.screens.first_run import FirstRunScreen
 
-        self.push_screen(FirstRunScreen(self.info()), self._begin_or_leave)
+        self.push_screen(FirstRunScreen(self.info(), self._pasted), self._begin_or_leave)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Keep a file that is dropped, or an invite that is pasted, before the first questions are there."""
+        if self.first_run and not self._first_is_out:
+            self._pasted = event.text
 
     def _begin_or_leave(self, answers: FirstRunAnswers | None) -> None:
         if answers is None:

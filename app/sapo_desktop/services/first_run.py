@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,6 +183,7 @@ async def measure_speed(hardware: str, model: str, tasks: str = "", file: str = 
     from sapo_backends.checkpoints import locate
     from sapo_backends.measure import probe
     from sapo_backends.measure.choice import EngineCandidate
+    from sapo_desktop.services.bases import question_tokens
     from sapo_desktop.services.machine import engines, load_request, memory_plan
 
     home = Home.find()
@@ -191,7 +192,8 @@ async def measure_speed(hardware: str, model: str, tasks: str = "", file: str = 
         if model not in locate.BUNDLED:
             return await asyncio.to_thread(_card_sentence, home, config, tasks, file)
         candidate = EngineCandidate(engines.choose_trainer(config))
-        plan = await asyncio.to_thread(memory_plan.plan_round_memory, config)
+        prompt = await asyncio.to_thread(question_tokens.mean_prompt, home, config)
+        plan = await asyncio.to_thread(memory_plan.plan_round_memory, config, prompt=prompt)
     except USER_ERRORS:
         return ""
     measurement = await probe.measure_async(candidate, load_request.build_load_request(config), _GLANCE_S)
@@ -250,12 +252,22 @@ def save_answers(answers: FirstRunAnswers, path: Path, invite: Path) -> settings
         run |= {"preset": "starter", "tasks": [answers.task]}
     else:
         run.pop("tasks", None)  # a custom task from an earlier answer
-    tables.setdefault("limits", {}).update(PRESETS[answers.limits])
-    tables.setdefault("person", {})["name"] = answers.name
-    tables.setdefault("swarm", {})["join"] = answers.mode == "swarm"
+    _answer(tables, "limits", PRESETS[answers.limits], PRESETS["balanced"])
+    _answer(tables, "person", {"name": answers.name}, {"name": ""})
+    _answer(tables, "swarm", {"join": answers.mode == "swarm"}, {"join": False})
     checked = settings.settings_from_tables(tables, "first-run answers")
     settings.write_tables(path, tables)
     return checked
+
+
+def _answer(
+    tables: dict[str, dict[str, object]], section: str, values: Mapping[str, object], defaults: Mapping[str, object]
+) -> None:
+    """Set the values in that section; what equals its default is not written, as nobody chose a number of it."""
+    table = {**tables.pop(section, {}), **values}
+    table = {key: value for key, value in table.items() if key not in defaults or value != defaults[key]}
+    if table:
+        tables[section] = table
 
 
 def first_model(answers: FirstRunAnswers, home: Home) -> list[str]:

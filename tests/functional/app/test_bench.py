@@ -54,7 +54,7 @@ def test_what_was_measured_is_used_by_the_next_run(tmp_path: Path) -> None:
     done = sapo(tmp_path, "bench", "--anyway", *asked)
     assert done.returncode == 0, done.stderr
     assert "of the limit" in done.stdout
-    assert "Memory: a round of 32 groups of 8 needs about" in done.stdout
+    assert "Memory: a round of 32 groups of 8 with questions of up to" in done.stdout
     assert "Chosen: torch float32, 1 thread, because" in done.stdout
     short = ("--rounds", "1", "--local-groups", "1", "--group-size", "2", "--max-new-tokens", "4", "--eval-every", "0")
     trained = sapo(tmp_path, "node", "--silo", "--tasks", "basic_arithmetic", *short)

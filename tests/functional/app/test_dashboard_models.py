@@ -109,6 +109,8 @@ async def test_a_model_is_renamed_duplicated_and_deleted_by_keys(home: Home) -> 
         await opened(pilot)
         await pilot.press("r")
         await until(pilot, lambda: isinstance(app.screen, NameDialog))
+        await pilot.press("enter")
+        await until(pilot, lambda: "It is called my-model already. Type another name." in said(pilot))
         app.screen.query_one("#name", Input).value = "a name"
         await pilot.press("enter")
         await until(pilot, lambda: "is no name for a model" in said(pilot))
@@ -120,6 +122,12 @@ async def test_a_model_is_renamed_duplicated_and_deleted_by_keys(home: Home) -> 
         await pilot.press("enter")
         await until(pilot, lambda: "My models (2)" in said(pilot))
         assert sorted(m.name for m in store.all_models(home)) == ["ada", "ada-2"]
+        app.screen.query_one("#models", OptionList).highlighted = 0
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(app.screen, NameDialog))
+        assert app.screen.query_one("#name", Input).value == "ada-3", "a name that is free"
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, ModelsScreen))
         await pilot.press("x")
         await confirmed(pilot, "enter")  # the cursor is on Cancel
         assert len(store.all_models(home)) == 2
@@ -168,7 +176,7 @@ async def test_a_model_is_compared_with_its_base_in_a_chart_and_a_table(home: Ho
         await pilot.press("v")
         await confirmed(pilot, "enter")
         await until(pilot, lambda: isinstance(app.screen, CompareScreen) and "McNemar" in said(pilot))
-        assert "my-model and its base" in said(pilot)
+        assert "my-model and its base, 50 held-out questions" in said(pilot)
         assert "local" in said(pilot)
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, ModelsScreen))
@@ -250,6 +258,7 @@ async def test_a_thumb_on_an_answer_in_the_chat_is_a_row_of_a_task(home: Home) -
             await pilot.press("enter")
             await until(pilot, lambda question=question: chat._said[-1:] != [] and chat._said[-1].question == question)  # type: ignore[misc]
             await until(pilot, lambda: chat._ratable and "F4 bad" in said(pilot))
+            assert "Esc close" in said(pilot).splitlines()[-1], "at 80 columns"
             await pilot.press(key)
             await until(pilot, lambda told=told: told in " ".join(said(pilot).split()))  # type: ignore[misc]
     (file,) = rated_files(home)

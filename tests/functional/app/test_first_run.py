@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from tests.support.scripted_actions import ScriptedSwarms
 from tests.support.scripted_feed import NARROW, SILO, ScriptedFeed, questions, settled
+from tests.support.terminal import terminal
 from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from sapo_desktop.dashboard.app import SapoDashboard
-from sapo_desktop.dashboard.screens.first_run import BasesDialog, FirstRunScreen
+from sapo_desktop.dashboard.screens.first_run import DROPPED, BasesDialog, FirstRunScreen
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.services import first_run
 from sapo_desktop.services.first_questions import LIST, OTHER, OWN, BaseGroup, BaseOffer, FirstRunAnswers, FirstRunInfo
+from sapo_desktop.settings.editing import setting_rows
 from sapo_swarm.config import PAPER_TASKS
 
 
@@ -236,6 +240,42 @@ async def test_a_table_that_is_dropped_on_the_questions_is_the_task_and_a_real_m
         assert model.value == "lmstudio:real"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a pseudo terminal")
+async def test_a_table_that_is_dropped_before_the_first_frame_is_the_task(tmp_path: Path) -> None:
+    table = tmp_path / "notes.csv"
+    table.write_text("question,answer\na,b\n", "utf-8")
+    async with terminal(tmp_path / "home", (sys.executable, "-m", "sapo_desktop")) as screen:
+        await screen.shows(lambda _: b"\x1b[?2004h" in screen.raw)  # from here on a terminal says that it pastes
+        screen.press(f"\x1b[200~{table}\x1b[201~")
+        await screen.shows(lambda text: "Tasks      own           /" in text)
+
+
+async def test_files_that_are_dropped_stay_when_more_is_offered(tmp_path: Path) -> None:
+    table, base, looked_up = tmp_path / "notes.csv", tmp_path / "base.gguf", asyncio.Event()
+    table.write_text("question,answer\na,b\n", "utf-8")
+    base.touch()
+    offered = (("starter", "nine"), (OWN, "my own table"))
+
+    async def whole() -> FirstRunInfo:
+        await looked_up.wait()
+        return FirstRunInfo(hardware=(("auto", "torch here"),), models=(("new", ""), ("a", "")), tasks=offered)
+
+    info = FirstRunInfo(models=(("a", "small"), ("b", "large")), tasks=offered, whole=whole)
+    app = SapoDashboard(ScriptedFeed([]), first_run=True, start=lambda given: None, info=lambda: info)
+    async with app.run_test(size=NARROW) as pilot:
+        await questions(pilot)
+        app.post_message(events.Paste(str(table)))
+        tasks, model = app.screen.query_one("#tasks", Choice), app.screen.query_one("#model", Choice)
+        app.post_message(events.Paste(str(base)))
+        while model.value != str(base):
+            await pilot.pause()
+        looked_up.set()
+        while app.screen.query_one("#hardware", Choice).answers[0][1] != "torch here":
+            await pilot.pause()
+        assert tasks.answers[tasks.place] == (OWN, str(table))
+        assert model.answers[model.place] == (str(base), DROPPED)
+
+
 async def test_a_model_that_the_person_chose_stays_whatever_the_tasks_are() -> None:
     models = (("starter", "a toy"), ("lmstudio:real", "98 MB"), ("starter-1m", "a toy"))
     info = FirstRunInfo(models=models, own_base="lmstudio:real", tasks=(("starter", "nine"), (OWN, "my own table")))
@@ -273,6 +313,25 @@ def test_answering_the_nine_tasks_after_an_own_one_gives_the_nine(tmp_path: Path
     assert first_run.save_answers(FirstRunAnswers(task="my_sums"), settings, invite).run.tasks == ("my_sums",)
     kept = first_run.save_answers(FirstRunAnswers(tasks=preset), settings, invite).run
     assert (kept.tasks, kept.preset) == (PAPER_TASKS, preset)
+
+
+def test_only_limits_that_differ_from_the_default_are_written_to_the_settings_by_the_first_answers(
+    tmp_path: Path,
+) -> None:
+    settings, invite = tmp_path / "config.toml", tmp_path / "invite"
+
+    def saved() -> set[str]:
+        return {row.key for row in setting_rows(settings) if row.saved and not row.key.startswith("run.")}
+
+    first_run.save_answers(FirstRunAnswers(), settings, invite)
+    assert saved() == set()
+    first_run.save_answers(FirstRunAnswers(limits="full", name="Ann"), settings, invite)
+    assert saved() == {
+        *("limits.pause_on_battery", "limits.slow_celsius", "limits.max_celsius", "limits.slow_thermal_pressure"),
+        *("limits.nice", "person.name"),
+    }
+    first_run.save_answers(FirstRunAnswers(limits="balanced"), settings, invite)
+    assert saved() == set()
 
 
 GROUPS = (

@@ -17,7 +17,7 @@ from sapo_desktop.dashboard.screens.models.dialogs import NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelsScreen
 from sapo_desktop.services.first_questions import FirstRunAnswers, FirstRunInfo
 from sapo_desktop.services.models.pieces import ChatChunk, HeldOut, Marks
-from sapo_desktop.services.models.screen.interface import NewModelInfo
+from sapo_desktop.services.models.screen.interface import ModelListing, NewModelInfo
 
 
 def shown(pilot: Pilot[object]) -> list[str]:
@@ -121,6 +121,28 @@ async def test_next_typed_as_a_word_in_the_chat_asks_the_next_held_out_question_
             await pilot.pause()
         assert asked == ["held out", "held out"]
         assert chat.query_one("#question", Input).value == ""
+
+
+async def test_before_the_models_are_read_nobody_hears_that_there_are_none() -> None:
+    read = asyncio.Event()
+
+    class Slow(ScriptedModels):
+        async def shelf(self) -> ModelListing:
+            await read.wait()
+            return await super().shelf()
+
+    app = app_over(SILO, model_actions=Slow(SILO))
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("4")
+        while not isinstance(app.screen, ModelsScreen):
+            await pilot.pause()
+        await pilot.pause()
+        early = "\n".join(shown(pilot))
+        assert "Reading your models" in early
+        assert "no model" not in early.partition("\n")[2]
+        read.set()
+        while "My models (2)" not in "\n".join(shown(pilot)):
+            await pilot.pause()
 
 
 async def test_a_key_that_is_pressed_twice_opens_one_dialog() -> None:

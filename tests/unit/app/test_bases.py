@@ -63,7 +63,7 @@ def test_a_recommended_base_has_a_card_without_a_network(home: Home) -> None:
     said = "\n".join(card.base_card_lines(one))
     assert "135M parameters, apache-2.0" in said
     assert "269 MB of 269 MB (by the list that ships" in said
-    assert "a round of 8 groups of 8 needs about" in said
+    assert "a round of 8 groups of 8 with questions of up to" in said
     assert "for 200 rounds of practice (a rough estimate from this machine's limits" in said
     assert "answers     cut at 96 tokens" in said
     assert "answers     cut" not in "".join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from sapo_desktop.services.bases.licence import licence_of
 from sapo_desktop.services.models.exports.card import ModelCardRecord, record_of, render_model_card
 from sapo_desktop.services.models.exports.export import (
     LIBRARIES,
+    ExportSource,
     compare_greedy_answers,
+    default_target,
     loading_instructions,
     require_empty,
     unfinished,
@@ -131,6 +134,22 @@ def test_a_model_that_only_imitated_examples_is_no_work_of_reinforcement_learnin
     assert "fine-tuned on verified right answers and post-trained by reinforcement learning" in both
     assert "in 24 steps of imitating right answers, then 6 rounds of practice by grpo on its own rollouts" in both
     assert "tags: [reinforcement-learning, rlvr, sapo-desktop]" in both
+
+
+@pytest.mark.parametrize(
+    ("steps", "rounds", "name"),
+    [
+        (30, 0, "examples-000030-gguf-same"),
+        (16, 63, "examples-000016-rounds-000063-gguf-same"),
+        (0, 63, "round-000063-gguf-same"),
+    ],
+)
+def test_the_folder_of_an_export_is_named_by_its_examples_and_its_rounds(steps: int, rounds: int, name: str) -> None:
+    """A checkpoint's name counts both together."""
+    record = ModelCardRecord("kim", "starter", trained=TrainingCount(steps, rounds))
+    source = ExportSource(RunConfig(), Path(f"round-{steps + rounds:06d}"), record)
+    assert default_target(Path("kim"), source, "gguf-same") == Path("kim/exports") / name
+    assert default_target(Path("kim"), replace(source, checkpoint=None), "hf").name == "base-hf"
 
 
 def test_names_and_folders_become_plain_text() -> None:

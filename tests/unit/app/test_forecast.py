@@ -12,10 +12,13 @@ from tests.support.own_tasks import library_in, write_folder
 from sapo_backends.common.round_memory import ModelSize
 from sapo_backends.measure.choice import EngineCandidate, EngineMeasurement, MeasuredRates, RoundWorkload
 from sapo_backends.measure.machine_limits import MachineLimits, RateEstimator
+from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.bases import question_tokens
+from sapo_desktop.services.bases import card, question_tokens
 from sapo_desktop.services.bases.forecast import TrainingForecast, forecast_training, in_words
 from sapo_desktop.services.bases.question_tokens import TokenCounts
+from sapo_desktop.services.machine import doctor
+from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks.own import library
 
@@ -61,6 +64,22 @@ def test_longer_questions_take_longer(home: Home) -> None:
     assert short.answer == long.answer
     for part in ("trial", "examples", "round", "evaluation"):
         assert getattr(long, part) > getattr(short, part), part
+
+
+def test_the_card_and_the_doctor_plan_the_same_memory_for_the_questions_of_the_tasks(home: Home) -> None:
+    """And say for how long questions, as it is another number for other tasks."""
+    needs = {}
+    for task in ("short", "long"):
+        for key, value in {"model": "starter-1m", "trainer": "torch", "device": "cpu", "tasks": task}.items():
+            settings.write_setting(home.settings, f"run.{key}", value)
+        config = flags.propose_run(settings.load_settings(home.settings).run)
+        plan = card.build_base_card(home, config, measure=False).plan
+        assert plan is not None
+        needs[task] = plan.sentence.partition(", ")[0]
+        memory = next(doctor.memory_and_speed_findings(home, question_tokens.mean_prompt))
+        assert memory.text.startswith(f"starter-1m: {needs[task]}, ")
+        assert f"with questions of up to {plan.shape.prompt} tokens needs about" in needs[task]
+    assert needs["short"] != needs["long"]
 
 
 def test_the_base_s_own_tokenizer_and_template_count(home: Home) -> None:

@@ -36,6 +36,7 @@ from sapo_desktop.services.models.chatting import (
     too_early,
     undecided_reason,
     without_marks,
+    wording_note,
 )
 from sapo_desktop.services.models.shelf import changes, keeping, store
 from sapo_desktop.services.models.shelf.history import TrainingHistory
@@ -417,6 +418,10 @@ def test_a_text_of_ones_own_is_asked_as_the_rows_of_the_table_were(tmp_path: Pat
         assert as_asked(RunConfig(tasks=("colours",)), "It is dark.") == "Which colour?\nIt is dark."
         assert as_asked(RunConfig(tasks=("colours", "chain_sum")), "It is dark.") == "It is dark."
         assert as_asked(RunConfig(tasks=("gone",)), "It is dark.") == "It is dark."
+        assert "in place of {question}. To see it: sapo-desktop tasks show colours" in wording_note(
+            RunConfig(tasks=("colours",))
+        )
+        assert wording_note(RunConfig(tasks=("colours", "chain_sum"))) == wording_note(RunConfig(tasks=("gone",))) == ""
 
 
 def test_a_task_that_is_gone_or_damaged_takes_only_its_own_held_out_questions_from_a_chat(tmp_path: Path) -> None:

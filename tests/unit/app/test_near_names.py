@@ -33,7 +33,7 @@ def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         run_command_line(["rollout"])
     said = capsys.readouterr().err
-    assert "there is no verb 'rollout'. Did you mean 'rollouts'?" in said
+    assert "sapo-desktop: There is no verb 'rollout'. Did you mean 'rollouts'?" in said
     assert sum(f"'{verb}'" in said for verb in VERBS) <= 3
 
 
@@ -44,16 +44,24 @@ def test_tasks_settings_and_verbs_are_told_so(capsys: pytest.CaptureFixture[str]
         (["node", "--round", "3"], "There is no flag '--round'. Did you mean '--rounds'?"),
         (["tasks", "new", "a.csv", "--nme=2"], "There is no flag '--nme'. Did you mean '--name'?"),
         (["--liner"], "There is no flag '--liner'. Did you mean '--linear'?"),
-        (["paths", "too", "much"], "usage: sapo-desktop paths"),
+        (["paths", "too", "much"], "sapo-desktop: Unrecognized arguments: too much. See sapo-desktop paths --help"),
+        (["models", "shw"], "sapo-desktop: 'shw' cannot follow sapo-desktop models. Did you mean 'show'?"),
+        (
+            ["models", "--format", "xls"],
+            "'xls' cannot follow --format. Known: csv, jsonl. See sapo-desktop models --help",
+        ),
+        (["new"], "sapo-desktop: The following arguments are required: name. See sapo-desktop new --help"),
+        (["node", "--join"], "sapo-desktop: Argument --join: expected one argument. See sapo-desktop node --help"),
     ],
 )
-def test_a_flag_that_does_not_exist_is_told_so_and_none_is_completed(
+def test_a_wrong_word_is_one_sentence_and_no_flag_is_completed(
     capsys: pytest.CaptureFixture[str], typed: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         run_command_line(typed)
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err.partition("\n")[0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 @pytest.mark.parametrize(

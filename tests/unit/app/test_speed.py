@@ -158,7 +158,7 @@ def test_the_doctor_tells_whether_there_is_a_measurement_and_how_to_make_one(hom
     settings.write_setting(home.settings, "run.model", "starter-1m")
     memory, before = doctor.memory_and_speed_findings(home)
     assert (memory.verdict, memory.what) == ("ok", "memory")
-    assert memory.text.startswith("starter-1m: a round of 32 groups of 8 needs about")
+    assert memory.text.startswith("starter-1m: a round of 32 groups of 8 with questions of up to")
     assert (before.verdict, before.text) == (
         "note",
         "starter-1m was not measured here, defaults are used: sapo-desktop bench",

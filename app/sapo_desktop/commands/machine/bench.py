@@ -15,7 +15,7 @@ from sapo_backends.measure.choice import EngineCandidate, EngineMeasurement, cho
 from sapo_backends.measure.machine_limits import MachineLimits
 from sapo_desktop import settings
 from sapo_desktop.paths import Home
-from sapo_desktop.services.bases import fetching
+from sapo_desktop.services.bases import fetching, question_tokens
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.speed import BenchSubject
 from sapo_desktop.settings import flags
@@ -127,7 +127,7 @@ def _bench(home: Home, config: RunConfig, available: Sequence[str], args: argpar
     saved = not args.quick and (args.anyway or not speed.too_busy(busy, subject.machine))
     if choice is not None and saved:
         speed.save_measurements(home, config, results)
-    plan = memory_plan.plan_round_memory(config)
+    plan = memory_plan.plan_round_memory(config, prompt=question_tokens.mean_prompt(home, config))
     if args.json:
         memory = {"needed": plan.needed, "available": plan.available} if plan else None
         for line in speed.bench_json_objects(subject, results, choice, memory, busy):

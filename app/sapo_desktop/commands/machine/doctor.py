@@ -6,6 +6,7 @@ import argparse
 import itertools
 import sys
 
+from sapo_desktop.services.bases import question_tokens
 from sapo_desktop.services.machine import self_test
 from sapo_desktop.services.machine.doctor import run_all_checks
 from sapo_desktop.services.machine.self_test import COLUMN, Verdict
@@ -29,7 +30,9 @@ def main(args: argparse.Namespace) -> int:
     """The exit code: 1 if something necessary does not work."""
     marks = _MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN
     failed = False
-    for finding in itertools.chain(run_all_checks(), self_test.run() if args.self_test else ()):
+    for finding in itertools.chain(
+        run_all_checks(question_tokens.mean_prompt), self_test.run() if args.self_test else ()
+    ):
         failed |= finding.verdict == "fail"
         if args.self_test:
             finding = finding._replace(text=self_test.without_names(finding.text))

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.models.chatting import PairedChat, too_early, without_marks
+from sapo_desktop.services.models.chatting import PairedChat, too_early, without_marks, wording_note
 from sapo_desktop.services.models.pieces import (
     ALL_ASKED,
     CUT,
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     _check(args, question)
     model = store.find_model(home, name, trained=True)
     early = too_early(model) if args.checkpoint == "latest" else ""
-    without = without_marks(model.config)
+    without, wording = without_marks(model.config), wording_note(model.config)
     if args.questions and without:
         raise UsageError(without)
     with PairedChat(model, args.checkpoint) as chat:
@@ -77,9 +77,14 @@ def main(args: argparse.Namespace) -> int:
         elif question:
             (_pieces if args.json else _whole)(chat, question, args.temperature)
         elif args.json:
-            print(json_line({"ready": chat.labels, "early": early, "without_marks": without}), flush=True)
+            print(
+                json_line({"ready": chat.labels, "early": early, "without_marks": without, "wording": wording}),
+                flush=True,
+            )
             _serve(chat, args.temperature)
         else:
+            if wording:
+                print(wording, file=sys.stderr)
             _converse(chat, args.temperature, not sys.stdin.isatty(), without)
     return 0
 

@@ -190,7 +190,9 @@ def _show(home: Home, args: argparse.Namespace) -> int:
     if lost := mending.missing_base_hint(model):
         print(f"{lost}\n")
     print(f"held-out    {format_gain(overview.held_out, judged=overview.judged)}{_since(overview)}")
-    print(f"trained     {overview.trained}, {_short(overview.story.tokens)} tokens, {_when(overview.last_trained)}")
+    print(
+        f"trained     {overview.trained}, {_short(overview.story.tokens)} tokens generated, {_when(overview.last_trained)}"
+    )
     method, engine, algorithm = overview.trained_with
     print(f"on          {tasks_of(config)}, {algorithm}, method {method}, engine {engine}")
     if overview.story.computed:

@@ -32,7 +32,7 @@ from sapo_desktop.services.against_base import (
     describe_practice,
     format_rate,
 )
-from sapo_desktop.services.bases import card, fetching
+from sapo_desktop.services.bases import card, fetching, question_tokens
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.store import Model
@@ -167,7 +167,7 @@ def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter
     """Print the base's card before its first round; a bundled one's time is known after a round. Raises OutOfMemory,
     ModelNotFound, DownloadFailed."""
     if trained or not fetching.reads_folder(config):
-        memory_plan.require_round_memory(config, room)
+        memory_plan.require_round_memory(config, room, prompt=question_tokens.mean_prompt(home, config))
         return
     from sapo_backends.checkpoints import locate
 
@@ -176,7 +176,8 @@ def _tell_what_it_needs(home: Home, config: RunConfig, reporter: ConsoleReporter
         reporter.say(line)
     if base_card.over_budget:
         raise UsageError(f"{config.model} is too large: {base_card.over_budget}")
-    memory_plan.require_round_memory(config, room, size=base_card.size, fallback=bool(base_card.slow))
+    prompt = question_tokens.mean_prompt(home, config)
+    memory_plan.require_round_memory(config, room, base_card.size, bool(base_card.slow), prompt)
 
 
 def _run_config(session: training.TrainingSession, invite: Invite | None, on_trial: bool) -> RunConfig:

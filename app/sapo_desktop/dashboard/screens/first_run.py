@@ -182,9 +182,10 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
         Binding("up", "app.focus_previous", "previous field", show=False, priority=True),
     ]
 
-    def __init__(self, info: FirstRunInfo) -> None:
+    def __init__(self, info: FirstRunInfo, pasted: str = "") -> None:
+        """pasted: text that came before this screen was there."""
         super().__init__()
-        self.info = info
+        self.info, self._pasted = info, pasted
         self.asked: Measured | None = None
         self.speeds: dict[Measured, str] = {}
         self.listed = ""
@@ -231,6 +232,8 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
     def on_mount(self) -> None:
         """Fill in what depends on other answers, then what takes a while to look up."""
         self.answers_changed()
+        if self._pasted:
+            self._take_or_explain(self._pasted)
         if self.info.whole is not None:
             self.run_worker(self._look_up(self.info.whole), group="whole")
 
@@ -288,11 +291,14 @@ class FirstRunScreen(Dialog[FirstRunAnswers]):
 
     def on_paste(self, event: events.Paste) -> None:
         """Handle text pasted outside a field."""
-        if not self.take_pasted(event.text):
+        self._take_or_explain(event.text)
+
+    def _take_or_explain(self, pasted: str) -> None:
+        if not self.take_pasted(pasted):
             from sapo_desktop.services.tasks.wizard.places import refused_drop
 
             usual = "Drop a table or a model's GGUF file here, or paste an invite, which begins with sapo://."
-            self.complain(plain_text(refused_drop(event.text) or usual, 300))
+            self.complain(plain_text(refused_drop(pasted) or usual, 300))
 
     def take_pasted(self, pasted: str) -> bool:
         """An invite means to join that swarm; the path of a table, which a terminal pastes for a dropped file, to train on

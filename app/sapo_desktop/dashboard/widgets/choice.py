@@ -36,6 +36,8 @@ class Choice(Widget, can_focus=True):
         self.label, self.answers, self.place = label, answers, 0
         self.chosen = False
         """Whether the person chose. Set immediately, as messages arrive later than keys typed ahead."""
+        self._given = ("", "")
+        """The answer that choose() selected, with what it said of it."""
 
     @property
     def value(self) -> str:
@@ -43,9 +45,11 @@ class Choice(Widget, can_focus=True):
         return self.answers[self.place][0]
 
     def offer(self, answers: tuple[tuple[str, str], ...]) -> None:
-        """Replace the answers and select the first, unless the person had selected another than the first: that one stays."""
+        """Replace the answers and select the first, unless the person had selected another than the first: that one stays,
+        and what choose() said of it."""
+        answers = tuple(self._given if pair[0] == self._given[0] else pair for pair in answers)
         chosen, values = self.answers[self.place], [value for value, _ in answers]
-        if not self.place:
+        if not self.place and chosen != self._given:
             self.answers = answers
         elif chosen[0] in values:
             self.answers, self.place = answers, values.index(chosen[0])
@@ -65,7 +69,7 @@ class Choice(Widget, can_focus=True):
         rest = tuple(pair for pair in self.answers if pair[0] != value)
         place = next((at for at, pair in enumerate(self.answers) if pair[0] == value), min(self.place, len(rest)))
         self.answers, self.place = (*rest[:place], (value, detail), *rest[place:]), place
-        self.chosen = True
+        self.chosen, self._given = True, (value, detail)
         self.refresh()
         self.post_message(self.Changed())
 

@@ -79,7 +79,7 @@ Key = tuple[str, str, str]
 
 
 class KeyBar(Widget):
-    """One line of keys; without enough room it drops the rightmost ones, except the last two (help and quit)."""
+    """One line of keys; without enough room it drops the rightmost ones, except Esc and the last two (help and quit)."""
 
     def __init__(self, keys: list[Key]) -> None:
         super().__init__(id="keys")
@@ -101,7 +101,7 @@ class KeyBar(Widget):
     def _fitting(self) -> list[Key]:
         keys = list(self.keys)
         while len(keys) > 2 and sum(len(key) + len(label) + 3 for key, label, _ in keys) - 2 > self.size.width:
-            keys.pop(-3)
+            keys.pop(next((at for at in range(len(keys) - 3, -1, -1) if keys[at][0] != "Esc"), 0))
         return keys
 
     async def on_click(self, event: Click) -> None:

@@ -39,8 +39,8 @@ from sapo_swarm.node.training_count import count_of
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import OwnTask
 
-UNTIMED = 4
-"""Lines of a card above the one about time."""
+UNTIMED = 3
+"""Lines of a card above those about memory and time, which wait for the questions to be counted."""
 _BYTES = {"float32": 4, "float": 4}
 Source = Literal["bundled", "folder", "file", "downloaded", "hub", "list"]
 
@@ -121,7 +121,10 @@ def build_base_card(
     machine's limits may be measured now (takes seconds). table: the run's one task, where it is not stored yet. Blocks.
     Raises ModelNotFound, DownloadFailed."""
     facts = _facts(config, ask)
-    plan = memory_plan.plan_round_memory(config, size=facts.size, fallback=bool(facts.slow)) if facts.size else None
+    plan = None
+    if facts.size is not None:
+        prompt = 0.0 if table is not None else question_tokens.mean_prompt(home, config)
+        plan = memory_plan.plan_round_memory(config, None, facts.size, bool(facts.slow), prompt)
     return add_time_forecast(home, config, replace(facts, plan=plan), measure=measure, table=table)
 
 

@@ -95,6 +95,13 @@ def count_question_tokens(
     return counts
 
 
+def mean_prompt(home: Home, config: RunConfig) -> float:
+    """Mean tokens of the questions of the run's tasks, for its memory; 0 where they are not counted yet. Nothing is
+    generated for it. Blocks."""
+    counts = count_question_tokens(home, config, make=False)
+    return counts.prompt if counts is not None else 0.0
+
+
 def _key(config: RunConfig) -> str:
     """The cache key: everything the counts depend on."""
     try:

@@ -51,7 +51,11 @@ def _line(what: str, says: str | None, settings: str) -> Finding:
 _DISK_NEEDED = 10**9
 
 
-def run_all_checks() -> Iterator[Finding]:
+MeanPrompt = Callable[[Home, RunConfig], float]
+"""Mean tokens of the questions of a run's tasks; 0 where they are not counted."""
+
+
+def run_all_checks(mean_prompt: MeanPrompt) -> Iterator[Finding]:
     """Every check, in the order a person would want to read it."""
     home = Home.find()
     yield Finding("ok", "version", f"sapo-desktop {__version__}, Python {platform.python_version()}")
@@ -59,7 +63,7 @@ def run_all_checks() -> Iterator[Finding]:
     yield _disk(home)
     yield _settings(home)
     yield from _engines()
-    yield from memory_and_speed_findings(home)
+    yield from memory_and_speed_findings(home, mean_prompt)
     yield from _sensors(home)
     yield asyncio.run(_scorer())
     yield asyncio.run(_node(home))
@@ -170,7 +174,7 @@ def _fallbacks() -> Iterator[Finding]:
         yield Finding("note", "torch", f"slower than it could be: SAPO_WITHOUT leaves out {PATHS.get(name, name)}")
 
 
-def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
+def memory_and_speed_findings(home: Home, mean_prompt: MeanPrompt = lambda *_: 0.0) -> Iterator[Finding]:
     """Whether rounds with these settings fit into memory, and whether the engine was chosen by measurement."""
     from sapo_backends.errors import BackendError
     from sapo_desktop.services.machine import memory_plan, speed
@@ -180,7 +184,8 @@ def memory_and_speed_findings(home: Home) -> Iterator[Finding]:
     with contextlib.suppress(AppError, BackendError, BadTask):  # these and missing engines have their own lines
         loaded = settings.load_settings(home.settings)
         run = flags.propose_run(loaded.run)
-        plan = memory_plan.plan_round_memory(run, memory_plan.node_memory_bytes(loaded.limits))
+        room, prompt = memory_plan.node_memory_bytes(loaded.limits), mean_prompt(home, run)
+        plan = memory_plan.plan_round_memory(run, room, prompt=prompt)
         if plan is not None:
             text = f"{run.model}: {plan.sentence}"
             yield (

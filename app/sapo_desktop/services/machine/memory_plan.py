@@ -57,7 +57,8 @@ class MemoryPlan:
     def sentence(self) -> str:
         """What is needed and what is free, for people."""
         rows = f"{self.shape.groups} groups of {self.shape.group_size}"
-        return f"a round of {rows} needs about {size_text(self.needed)}, {size_text(self.available)} is free"
+        longest = f"questions of up to {self.shape.prompt} tokens"
+        return f"a round of {rows} with {longest} needs about {size_text(self.needed)}, {size_text(self.available)} is free"
 
     @property
     def suggestion(self) -> str:
@@ -143,10 +144,14 @@ def node_memory_bytes(limits: ResourceLimits) -> int:
 
 
 def require_round_memory(
-    config: RunConfig, available: int | None = None, size: ModelSize | None = None, fallback: bool = False
+    config: RunConfig,
+    available: int | None = None,
+    size: ModelSize | None = None,
+    fallback: bool = False,
+    prompt: float = 0.0,
 ) -> None:
-    """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. size, fallback: see plan_round_memory."""
-    plan = plan_round_memory(config, available, size, fallback)
+    """Raise OutOfMemory, with settings that would fit, when the run's rounds do not. See plan_round_memory."""
+    plan = plan_round_memory(config, available, size, fallback, prompt)
     if plan is not None:
         round_memory.require_memory(plan.needed, plan.suggestion, plan.available)
 

@@ -29,7 +29,7 @@ from sapo_swarm.scoring.scorer import Scorer, ScoringFailed
 from sapo_swarm.tasks.catalogue import UnknownTask, is_own, new_tokens
 from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.rules import HOLE
-from sapo_swarm.tasks.own.spec import BadTask
+from sapo_swarm.tasks.own.spec import BadTask, TaskSpec
 from sapo_swarm.types import Question, TaskRef
 
 LONGEST = 256
@@ -222,12 +222,29 @@ def _has_verifier(task: str) -> bool:
 def as_asked(config: RunConfig, text: str) -> str:
     """The person's own question in the form used in training: where the model has one task, a table with one column in its
     question, the text takes that column's place, after the instruction that all rows share."""
+    template = _template(config)
+    return template[0].fill({template[1]: text}) if template else text
+
+
+def wording_note(config: RunConfig) -> str:
+    """What becomes of the person's own question, as a sentence; "" where it is asked as it was typed."""
+    template = _template(config)
+    return (
+        f"What you type is put into the task's question in place of {{{template[1]}}}. "
+        f"To see it: sapo-desktop tasks show {template[0].name}"
+        if template
+        else ""
+    )
+
+
+def _template(config: RunConfig) -> tuple[TaskSpec, str] | None:
+    """The task in whose words a typed question is asked, and the one column of its question that it takes the place of."""
     with suppress(UnknownTask, BadTask):
         if len(config.tasks) == 1 and is_own(config.tasks[0]):
             spec = library.load_task(config.tasks[0]).spec
             if len(columns := set(HOLE.findall(spec.prompt))) == 1 and not spec.turns:
-                return spec.fill(dict.fromkeys(columns, text))
-    return text
+                return spec, columns.pop()
+    return None
 
 
 def shown_question(question: Question) -> str:

@@ -79,7 +79,7 @@ class ChatScreen(BaseScreen):
     def own_keys(self, state: DashboardState) -> list[Key]:  # noqa: ARG002 - as every screen
         """The keys of this screen."""
         thumbs: list[Key] = [("F3", "good answer", "screen.rate(True)"), ("F4", "bad answer", "screen.rate(False)")]
-        enter: list[Key] = [("Enter", "ask or next" if self._more else "ask", "")]
+        enter: list[Key] = [("Enter", "ask or next" if self._more and not self._ratable else "ask", "")]
         return [*enter, *(thumbs if self._ratable else []), ("Esc", "close", "screen.close")]
 
     def typing_keys(self, state: DashboardState) -> list[Key]:
@@ -108,7 +108,8 @@ class ChatScreen(BaseScreen):
         self._more = not self._line.without_marks
         why = [Content.styled(plain_text(self._line.without_marks, 300), "$muted")] if not self._more else []
         early = [Content.styled(plain_text(self._line.early, 300), "$warning"), Content("")] if self._line.early else []
-        self._opening = [Content.styled(_WAITS, "$muted"), *why, Content("")], early
+        wording = [Content.styled(plain_text(self._line.wording, 300), "$muted")] if self._line.wording else []
+        self._opening = [Content.styled(_WAITS, "$muted"), *wording, *why, Content("")], early
         self._draw()
         self.query_one("#question", Input).placeholder = _ASK if self._more else _ASK_OWN
         self._typed = self._typed or deque([""])

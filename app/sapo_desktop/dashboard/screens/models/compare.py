@@ -126,11 +126,14 @@ class CompareScreen(ChartKeys, BaseScreen):
 
     def on_mount(self) -> None:
         """Draw the chart and start the measurement."""
-        other = self._second.model.name if self._second else "its base"
-        title = f"{self._first.model.name} and {other}, {self._items} held-out questions a task"
-        self.query_one("#table").border_title = Content.styled(plain_text(title, 100), "bold")
+        self._title(f"at most {self._items} held-out questions a task")
         self.call_after_refresh(self._draw)
         self.run_worker(self._measure(), name="compare", exit_on_error=True)
+
+    def _title(self, questions: str) -> None:
+        other = self._second.model.name if self._second else "its base"
+        title = f"{self._first.model.name} and {other}, {questions}"
+        self.query_one("#table").border_title = Content.styled(plain_text(title, 100), "bold")
 
     def on_resize(self) -> None:
         """Redraw for the new size."""
@@ -157,6 +160,8 @@ class CompareScreen(ChartKeys, BaseScreen):
         try:
             async with aclosing(work) as steps:
                 async for step in steps:
+                    if step.data:  # a task may have fewer than were wanted
+                        self._title(f"{step.data['items']:,} held-out questions")
                     if step.result:
                         self._say(Content("\n").join(Content(plain_text(line, 300)) for line in step.result))
                     else:

@@ -18,6 +18,7 @@ from sapo_desktop.dashboard.widgets.frame import Key
 from sapo_desktop.errors import USER_ERRORS
 from sapo_desktop.services.models.screen.interface import ExportChoice, ModelListing
 from sapo_desktop.services.models.shelf.overview import ModelOverview
+from sapo_desktop.services.models.shelf.store import unused_name
 
 if TYPE_CHECKING:
     from sapo_desktop.services.models.screen.actions import HomeModels
@@ -167,9 +168,8 @@ class ModelKeys(BaseScreen):
             detail = (
                 f"Another model with the same weights and history; it takes about {format_memory(one.size, '0 MB')}."
             )
-            dialog = NameDialog(
-                f"Duplicate {name}", detail, f"{name}-2"[:40], lambda new: self.actions.duplicate(id, new)
-            )
+            free = unused_name(name, [other.model.name for other in self.shelf.models])
+            dialog = NameDialog(f"Duplicate {name}", detail, free, lambda new: self.actions.duplicate(id, new))
             self.app.push_screen(dialog, self._done)
 
     def action_delete(self) -> None:

@@ -352,6 +352,9 @@ class ModelsScreen(ModelKeys):
         """Draw the list."""
         listing, models = self.query_one("#models", OptionList), self.shelf.models
         width, now = max(listing.scrollable_content_region.width, 60), self.dashboard.feed.now()
+        if self.shelf is ModelKeys.shelf:  # nothing was read yet
+            self._tell(Content.styled("Reading your models …", "$muted"))
+            return
         self.query_one("#shelf").border_title = Content.styled(f"My models ({len(models)})", "bold")
         self.query_one("#models-head", Static).update(column_header(width) if models else "")
         prompts = [model_row(m, m.model.record.id == self.shelf.training, now, width, self.glyphs) for m in models]

@@ -87,8 +87,11 @@ def estimate_export(source: ExportSource, plan: ExportPlan) -> ExportEstimate:
 
 
 def default_target(model_folder: Path, source: ExportSource, plan_label: str) -> Path:
-    """exports/<checkpoint>-<format> in the model's own folder."""
-    name = source.checkpoint.name if source.checkpoint is not None else "base"
+    """exports/<training>-<format> in the model's own folder, such as examples-000030-rounds-000063-hf: a checkpoint's own name
+    counts steps of examples and rounds of practice together."""
+    name, done = source.checkpoint.name if source.checkpoint is not None else "base", source.record.trained
+    if source.checkpoint is not None and done.steps:
+        name = f"examples-{done.steps:06d}" + (f"-rounds-{done.rounds:06d}" if done.rounds else "")
     return model_folder / "exports" / f"{name}-{plan_label}"
 
 

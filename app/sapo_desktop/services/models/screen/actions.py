@@ -99,6 +99,8 @@ class ChatProcess:
         """Why both may well answer alike, "" where an evaluation tells them apart."""
         self.without_marks = ""
         """Why there are no held-out questions to mark; "" where there are."""
+        self.wording = ""
+        """How a typed question is put to both; "" where it is asked as it is."""
         self._home, self._model = home, model
         self._stack = AsyncExitStack()
 
@@ -122,6 +124,7 @@ class ChatProcess:
         if "ready" not in opened:
             raise AppError("The chat answers something that is not understood: update sapo-desktop.")
         self.early, self.without_marks = str(opened.get("early", "")), str(opened.get("without_marks", ""))
+        self.wording = str(opened.get("wording", ""))
 
     async def ask(self, question: str) -> AsyncIterator[ChatChunk]:
         """Each model's answer so far, until both are done. Raises AppError."""

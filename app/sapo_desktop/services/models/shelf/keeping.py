@@ -13,7 +13,7 @@ import msgspec
 
 from sapo_backends.checkpoints.local_models import is_named
 from sapo_backends.errors import size_text
-from sapo_desktop.errors import AppError
+from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import fetching
 from sapo_desktop.services.models.shelf import store
@@ -60,6 +60,8 @@ def rename_model(home: Home, model: Model, name: str) -> Model:
 
     Raises UsageError, AppError.
     """
+    if name == model.name:
+        raise UsageError(f"It is called {name} already. Type another name.")
     store.check_model_name(name, store.taken_model_names(home, model.folder))
     return store.write_model_record(
         model.folder, msgspec.structs.replace(store.read_model(model.folder).record, name=name)
