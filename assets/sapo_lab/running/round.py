@@ -20,8 +20,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node import round_phases
 from sapo_swarm.node.exchange import least_likely
-from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.node.round_phases import record_round, update_policy
+from sapo_swarm.node.round_phases import RoundContext, RoundWork, record_round, update_policy
 from sapo_swarm.protocol.receive import PROBED
 from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef

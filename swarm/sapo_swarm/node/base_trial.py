@@ -21,8 +21,7 @@ from sapo_swarm.events import Plan, TaskTrial, TrialMeasured
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.evaluation import EvaluationProgress, sample_completions
 from sapo_swarm.node.rollouts import is_turn_over, prompt_ids, score_completions
-from sapo_swarm.node.round_context import RoundContext
-from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.node.round_phases import RoundContext, round_seed
 from sapo_swarm.node.round_warnings import MOSTLY_RIGHT, cause_in_words
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.scoring.scorer import ScoredTexts

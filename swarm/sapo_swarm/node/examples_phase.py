@@ -26,8 +26,7 @@ from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.evaluation import EvaluationProgress, sample_completions
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.rollouts import Table, score_completions
-from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
-from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.node.round_phases import RoundContext, RoundWork, UpdateCall, round_seed
 from sapo_swarm.node.stored_trials import StoredTrials
 from sapo_swarm.node.training_count import LINEAGE, find_lineage
 from sapo_swarm.node.verified_examples import (

@@ -31,8 +31,15 @@ from sapo_swarm.node.journal import EventBus, Journal, JournalError
 from sapo_swarm.node.journal_thinning import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
-from sapo_swarm.node.round_context import NodeActivity, RoundContext, RoundWork, restore_replay_buffer
-from sapo_swarm.node.round_phases import record_round, stamp_round, update_policy
+from sapo_swarm.node.round_phases import (
+    NodeActivity,
+    RoundContext,
+    RoundWork,
+    record_round,
+    restore_replay_buffer,
+    stamp_round,
+    update_policy,
+)
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector, cut_off
 from sapo_swarm.node.setup import (
     Build,

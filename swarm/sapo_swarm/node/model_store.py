@@ -36,7 +36,7 @@ from sapo_swarm.node.resume_log import (
     make_logged_update,
     restore_round,
 )
-from sapo_swarm.node.round_context import RoundContext, RoundWork
+from sapo_swarm.node.round_phases import RoundContext, RoundWork
 
 DAY_S = 86400.0
 BYTES_A_DAY = 10 * 10**9

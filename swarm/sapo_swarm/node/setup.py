@@ -19,7 +19,8 @@ from sapo_swarm.node.governor.rules import MachineMonitor, ResourceLimits
 from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext
+from sapo_swarm.node.rollouts import BatchSizer
+from sapo_swarm.node.round_phases import NodeActivity, ReplayBuffer, RoundContext
 from sapo_swarm.node.stored_trials import StoredTrials
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.rubric import RubricJudge
@@ -140,7 +141,7 @@ def round_context(
 
 
 def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Evaluator) -> RollbackGuard:
-    """The guard that watches over the model. config: see round_context."""
+    """The guard that watches over the model. config: see RoundContext."""
     return RollbackGuard(
         config=config,
         host=store.host,
