@@ -261,7 +261,7 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             for phase in (
                 round_phases.sample_questions,
                 round_phases.generate_groups,
-                round_phases.score_groups_round_phases,
+                round_phases.score_groups,
                 round_phases.share_groups,
                 round_phases.update_policy,
             ):

@@ -70,7 +70,7 @@ async def _attempt(context: RoundContext, round_number: int) -> RoundWork:
     work = RoundWork(round_number)
     await round_phases.sample_questions(context, work)
     await round_phases.generate_groups(context, work)
-    await round_phases.score_groups_round_phases(context, work)
+    await round_phases.score_groups(context, work)
     return work
 
 

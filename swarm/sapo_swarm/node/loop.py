@@ -657,7 +657,7 @@ class Node:
         yield from (
             round_phases.sample_questions,
             round_phases.generate_groups,
-            round_phases.score_groups_round_phases,
+            round_phases.score_groups,
         )
         if self.setup.exchange is not None:
             yield round_phases.share_groups

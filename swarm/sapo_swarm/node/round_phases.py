@@ -454,7 +454,7 @@ async def sample_questions(context: RoundContext, work: RoundWork) -> None:
     context.end()
 
 
-async def score_groups_round_phases(context: RoundContext, work: RoundWork) -> None:
+async def score_groups(context: RoundContext, work: RoundWork) -> None:
     """Reward every local completion with this node's own verifier."""
     if work.local is not None:
         return

@@ -32,9 +32,8 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.machine.memory_plan import MemoryPlan
 from sapo_swarm.algorithms import local_groups
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
+from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes, over_budget
 from sapo_swarm.node.clock import format_duration
-from sapo_swarm.node.journal_thinning import over_budget
 from sapo_swarm.node.training_count import count_of
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import OwnTask
