@@ -19,8 +19,8 @@ from sapo_lab.schema import Arm, ArmConditions
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node import round_phases
-from sapo_swarm.node.exchange import least_likely
 from sapo_swarm.node.round_phases import RoundContext, RoundWork, record_round, update_policy
+from sapo_swarm.node.swarm_exchange import least_likely
 from sapo_swarm.protocol.receive import PROBED
 from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -20,9 +21,8 @@ from sapo_backends.base import Completion, PolicyUpdate, RowSeed, Sampling, Toke
 from sapo_backends.errors import Cancelled
 from sapo_swarm.algorithms import Algorithm
 from sapo_swarm.config import RunConfig
-from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, RoundFinished, State
+from sapo_swarm.events import Event, GroupRecorded, Phase, PhaseName, RoundFinished, State, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import Journal
 from sapo_swarm.node.rollouts import (
     NOTHING,
@@ -212,6 +212,42 @@ class RoundWork:
             yield
         finally:
             self.judge_tokens += judge.tokens - before if judge else 0
+
+
+class ReceivedGroups(msgspec.Struct, frozen=True):
+    """Verified, locally scored groups of other nodes; bytes on the wire since the last round."""
+
+    groups: tuple[Group, ...] = ()
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class GroupExchange(Protocol):
+    """Shares local groups and fetches external ones. Never raises for a network fault: it returns what there is."""
+
+    def attach(self, host: EngineThread, scorer: Scorer, excluded: frozenset[str]) -> None:
+        """Called once the engine is loaded: received groups are judged with these."""
+        ...
+
+    def prompts_to_sample(self, local: int, external: int) -> int:
+        """Prompts to sample for the next batch of I = local and J = external groups, given what the pool holds."""
+        ...
+
+    def take(self, taking: bool) -> None:
+        """Whether external groups are wanted at all; if not, the pool is emptied. Local ones are shared either way."""
+        ...
+
+    async def exchange(self, round_number: int, local: Sequence[Group], wanted: int) -> ReceivedGroups:
+        """Hand over this round's local groups; returns what the pool holds for the batch."""
+        ...
+
+    def used(self, groups: Sequence[Group], batch: int) -> SwarmUpdated | None:
+        """These external groups went into a batch of this size; returns the swarm's news, if there is any."""
+        ...
+
+    async def close(self) -> None:
+        """End the exchange."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from sapo_swarm.events import Mode, Phase, RunStarted
 from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
-from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.governor.rules import MachineMonitor, ResourceLimits
 from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.rollouts import BatchSizer
-from sapo_swarm.node.round_phases import NodeActivity, ReplayBuffer, RoundContext
+from sapo_swarm.node.round_phases import GroupExchange, NodeActivity, ReplayBuffer, RoundContext
 from sapo_swarm.node.stored_trials import StoredTrials
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.rubric import RubricJudge
