@@ -444,7 +444,7 @@ class Node:
     async def _slice_due(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> bool:
         """Whether the base is to answer some questions now: it has its share of the time left, or nothing else is to be done.
         Evaluations come first, and a round that is in the weights."""
-        if not self._base_compared or work.stats is not None or self._evaluate_next or self._guarded.busy:
+        if work.stats is not None or self._evaluate_next or self._guarded.busy:
             return False
         if not await examiner.slices_left():
             return False
@@ -495,6 +495,8 @@ class Node:
 
     async def _step(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
         """The base answers some held-out questions, or the model works; returns the next round to work on."""
+        if not self._base_compared:
+            return await self._work(context, examiner, work)
         if await self._slice_due(context, examiner, work):
             await self._ask_slice(examiner)
             return work
