@@ -11,6 +11,7 @@ from sapo_swarm.algorithms import groups_of_a_source, learning_rate, load_algori
 from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
+from sapo_swarm.node.base_trial import StoredTrials
 from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
@@ -20,7 +21,6 @@ from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.rollouts import BatchSizer
 from sapo_swarm.node.round_phases import GroupExchange, NodeActivity, ReplayBuffer, RoundContext
-from sapo_swarm.node.stored_trials import StoredTrials
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
