@@ -298,7 +298,7 @@ class Node:
     def request_evaluation(self, items: int) -> None:
         """Request a held-out evaluation after this round. items: per task, 0 = as the settings say. Raises BadCommand."""
         require_held_out(self.config, items)
-        self._evaluate_next = items or self._regular_items
+        self._evaluate_next = items or eval_items(self.config)
         self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
@@ -480,7 +480,7 @@ class Node:
         practised = -1 if self.examples.running(self.config) else self.practised
         practised = 0 if self.store.restored >= 0 else practised
         if await self._guarded.due(self.rounds_done, practised):
-            self._evaluate_next = self._evaluate_next or self._regular_items
+            self._evaluate_next = self._evaluate_next or eval_items(self.config)
 
     async def _try_base(self, context: RoundContext, examiner: Evaluator) -> tuple[RoundContext, Evaluator]:
         """Try the base; returns the context and evaluator with the answer limits that follow from it."""
@@ -517,7 +517,7 @@ class Node:
             if self.examples.reading_due(self.config):
                 reading = await self.examples.read(context, self.rounds_done)
                 if reading.over and examiner.regular:
-                    self._evaluate_next = self._evaluate_next or self._regular_items
+                    self._evaluate_next = self._evaluate_next or eval_items(self.config)
                 return work
         if work.stats is None and (finished := self._ended or self._finished_by_examples()):
             self._ended = ""
@@ -525,7 +525,7 @@ class Node:
             return work
         await self._round(context, work)
         if not work.examples and (evaluated_after(self.config, self.practised) or (self._ended and examiner.regular)):
-            self._evaluate_next = self._regular_items
+            self._evaluate_next = eval_items(self.config)
         if not work.examples:
             await self._reconsider(context)
         self.run_control.succeeded()
@@ -623,11 +623,6 @@ class Node:
         await self.host.call(self.store.save, reason)
         await self.store.tell()
         self.bus.stream(self.activity.end("Saving"))
-
-    @property
-    def _regular_items(self) -> int:
-        """Held-out questions of each task in a regular evaluation."""
-        return eval_items(self.config)
 
     @property
     def _watched(self) -> bool:
