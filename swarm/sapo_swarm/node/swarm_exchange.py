@@ -43,7 +43,7 @@ from sapo_swarm.protocol.wire import (
 from sapo_swarm.sapo.training_batch import find_strategy, has_advantage, questions_to_sample
 from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.own.library import is_own
+from sapo_swarm.tasks.own.library import is_own_ref
 from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Group, Question, Rollout
 
 # SelectSubset: which of a round's groups go to the swarm, and which never leave this machine. Pure.
@@ -93,7 +93,7 @@ def may_leave(group: Group, together: Together) -> bool:
     if any(rollout.turns for rollout in group.rollouts):
         return False
     ref = group.question.ref
-    return not is_own(ref) or (ref.dataset, ref.generator) in together
+    return not is_own_ref(ref) or (ref.dataset, ref.generator) in together
 
 
 def _fits(group: Group) -> bool:
@@ -484,7 +484,7 @@ class SwarmExchange:
         await self._idle.wait()
 
     async def _exchange_once(self, outbox: UploadOutbox) -> None:
-        rewards = [r for g in outbox.local if not is_own(g.question.ref) for r in g.rewards]
+        rewards = [r for g in outbox.local if not is_own_ref(g.question.ref) for r in g.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         want = self.want(outbox.wanted)
         self._rounds_since = 0

@@ -92,8 +92,6 @@ def _of_inactive(offer: TaskOffer, how: str) -> str:
     }.get(how, f"{offer.name} can be trained on together: add it to --tasks.")
 
 
-# Being in a swarm: the saved invite, the identity, the node's exchange, and leaving.
-
 # Being in a swarm: the saved invite, the identity, and the node's exchange.
 
 
