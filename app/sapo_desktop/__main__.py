@@ -15,14 +15,14 @@ def main() -> int:
         from sapo_backends.checkpoints import inspection_child
 
         return inspection_child.main(sys.argv[2])
-    from sapo_desktop.services.swarms.invite_text import hide_typed_invite
+    from sapo_desktop.commands.parsing import hide_typed_invite
 
     hide_typed_invite()
-    from sapo_desktop import umask
     from sapo_desktop.cli import run_command_line
+    from sapo_desktop.paths import set_private_umask
     from sapo_desktop.streams import prepare_streams
 
-    umask.set_private_umask()
+    set_private_umask()
     prepare_streams()
     return run_command_line(sys.argv[1:])
 

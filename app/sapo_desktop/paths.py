@@ -1,4 +1,5 @@
-"""Paths of everything the app stores. SAPO_HOME moves all of it into one folder (tests, portable use, a USB stick)."""
+"""Paths of everything the app stores, and who may read it. SAPO_HOME moves all of it into one folder (tests, portable use, a
+USB stick)."""
 
 from __future__ import annotations
 
@@ -172,3 +173,26 @@ def _ours(folder: Path) -> Path:
                     f"{place} belongs to another account. Remove it, or set SAPO_HOME to a short path of your own."
                 )
     return folder
+
+
+# File permissions: the app's own files are private to their owner; files written to a path that a person named follow the umask
+# of the person's shell.
+
+_shell_umask = -1
+
+
+def set_private_umask() -> None:
+    """Call once at the start of the process; child processes inherit the umask. Windows has no such modes."""
+    global _shell_umask
+    _shell_umask = os.umask(0o077)
+
+
+def restore_shell_umask() -> None:
+    """For the rest of a verb that writes to a path the person named."""
+    if _shell_umask >= 0:
+        os.umask(_shell_umask)
+
+
+def shell_umask() -> int:
+    """The shell's umask, for starting another process; -1 leaves the umask unchanged."""
+    return _shell_umask

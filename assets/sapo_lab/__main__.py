@@ -14,9 +14,8 @@ import msgspec
 
 from sapo_backends.base import Engine
 from sapo_backends.packages import install_command
-from sapo_desktop import umask
 from sapo_desktop.errors import AppError, UsageError, exit_code_of
-from sapo_desktop.paths import Home
+from sapo_desktop.paths import Home, restore_shell_umask, set_private_umask
 from sapo_desktop.services.nodes.supervisor import NodeLock
 from sapo_lab import list_experiments, processes
 from sapo_lab.running.run import PieceOver, RunProgress, run_arm, run_folder
@@ -87,7 +86,7 @@ def run_action(args: argparse.Namespace) -> int:
     if args.action == "keys":
         return _print_keys()
     if args.out or vars(args).get("to"):
-        umask.as_in_the_shell()
+        restore_shell_umask()
     file = find_experiment(args.experiment)
     experiment = load_experiment(file)
     out = (args.out or Home.find().data / "lab") / experiment.name
@@ -226,5 +225,5 @@ def _print_keys() -> int:
 
 
 if __name__ == "__main__":
-    umask.set_private_umask()
+    set_private_umask()
     sys.exit(main(sys.argv[1:]))

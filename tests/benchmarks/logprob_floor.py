@@ -29,7 +29,7 @@ from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_backends.registry import get_backend
 from sapo_swarm.config import PAPER_TASKS
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import token_logprobs, worst_stretch
+from sapo_swarm.node.swarm_exchange import token_logprobs, worst_stretch
 from sapo_swarm.protocol.receive import PROBED, AcceptanceRules
 from sapo_swarm.scoring.prompts import build_messages
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer

@@ -124,7 +124,7 @@ async def measure(name: str) -> None:
     from sapo_backends.base import LoadRequest
     from sapo_backends.registry import get_backend
     from sapo_swarm.node.engine_thread import EngineThread
-    from sapo_swarm.node.exchange import least_likely
+    from sapo_swarm.node.swarm_exchange import least_likely
 
     host, path = EngineThread(), str(fetch(name))
     await host.load(lambda: get_backend("torch")().load(LoadRequest(path, "lora", "auto", "cpu", threads=1)))

@@ -32,11 +32,12 @@ from sapo_backends.base import Engine, LoadRequest, Sampling
 from sapo_swarm.config import PAPER_TASKS, RunConfig
 from sapo_swarm.events import Evaluated, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import ReceivedGroups, least_likely
 from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
+from sapo_swarm.node.round_phases import ReceivedGroups
 from sapo_swarm.node.setup import NodeSetup
+from sapo_swarm.node.swarm_exchange import least_likely
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.wire import GroupBody, SharedCompletion

@@ -37,10 +37,9 @@ from sapo_swarm.events import RoundFinished, SwarmUpdated
 from sapo_swarm.node import round_phases
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import held_out_exclusion
-from sapo_swarm.node.exchange import ReceivedGroups, least_likely
 from sapo_swarm.node.rollouts import prompt_ids
-from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.node.swarm_exchange import ExternalPool, interleave_rollouts
+from sapo_swarm.node.round_phases import ReceivedGroups, RoundContext, RoundWork
+from sapo_swarm.node.swarm_exchange import ExternalPool, interleave_rollouts, least_likely
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion
@@ -267,7 +266,7 @@ async def play(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             for phase in (
                 round_phases.sample_questions,
                 round_phases.generate_groups,
-                round_phases.score_groups_round_phases,
+                round_phases.score_groups,
                 round_phases.share_groups,
                 round_phases.update_policy,
             ):

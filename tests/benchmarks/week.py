@@ -40,7 +40,7 @@ from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.journal_thinning import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round_context import RoundWork, UpdateCall
+from sapo_swarm.node.round_phases import RoundWork, UpdateCall
 from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 DAY_S = 86400.0

@@ -20,9 +20,9 @@ from sapo_backends.fake import FakeBackend
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Event, ExternalSwitched, SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import ReceivedGroups
 from sapo_swarm.node.governor.rules import ResourceLimits
 from sapo_swarm.node.loop import Node
+from sapo_swarm.node.round_phases import ReceivedGroups
 from sapo_swarm.node.setup import NodeSetup
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.catalogue import train_seed

@@ -19,7 +19,7 @@ from sapo_desktop.services.swarms.trial import contribution_rows
 from sapo_swarm.events import GroupRecorded, RoundFinished, SwarmUpdated
 from sapo_swarm.node.clock import format_age
 from sapo_swarm.node.training_count import TrainingCounts
-from sapo_swarm.protocol.reasons import in_words
+from sapo_swarm.protocol.wire import refusals_in_words
 
 # A chart as a sentence: the metric's current value, its change, and its last values.
 
@@ -249,8 +249,8 @@ def swarm_facts(state: DashboardState, now: float) -> list[str]:
     rows += [f"{name.capitalize()} {value}, {SHARES[name]}" for name, value in contribution_rows(swarm)]
     rows += [from_others(state), improved_tasks_sentence(state), *on_trial(state), plain_text(state.external_off, 400)]
     rows += [f"{format_count(swarm.made)} groups made, {format_count(swarm.accepted)} accepted"]
-    rows.append(f"Received, not taken: {'; '.join(in_words(swarm.rejected)) or 'none'}")
-    rows.append(f"Sent, not taken: {'; '.join(in_words(swarm.refused, swarm.made)) or 'none'}")
+    rows.append(f"Received, not taken: {'; '.join(refusals_in_words(swarm.rejected)) or 'none'}")
+    rows.append(f"Sent, not taken: {'; '.join(refusals_in_words(swarm.refused, swarm.made)) or 'none'}")
     rows += _peers(swarm)
     trails = [f"{plain_text(trail.task, 60)}: {', '.join(trail_steps(trail))}" for trail in in_order(state)]
     rows += [f"First solved. {CAUSE}", *trails] if trails else []

@@ -21,7 +21,7 @@ from sapo_swarm.evaluation import ItemResult, eval_items, evaluation_event, gree
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.evaluation import beyond_exclusion, evaluate_questions, read_results, write_results
-from sapo_swarm.node.exchange import token_logprobs
+from sapo_swarm.node.swarm_exchange import token_logprobs
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import Question, TaskRef
 

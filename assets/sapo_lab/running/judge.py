@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sapo_backends.base import Sampling
-from sapo_swarm.node.round_context import RoundContext
-from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.node.round_phases import RoundContext, round_seed
 from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.scoring.scorer import ScoredTexts
 from sapo_swarm.tasks.catalogue import held_out, preset_of

@@ -19,7 +19,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.events import Mode, RunStarted
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.round_context import NodeActivity, ReplayBuffer, RoundContext
+from sapo_swarm.node.round_phases import NodeActivity, ReplayBuffer, RoundContext
 from sapo_swarm.node.setup import make_run_started
 from sapo_swarm.protocol.phrase_watch import NEWEST, UnlikelySources
 from sapo_swarm.scoring.scorer import Scorer

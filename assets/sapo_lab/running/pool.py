@@ -11,7 +11,7 @@ from sapo_lab.conditions import is_delivered, node_key
 from sapo_lab.schema import ArmConditions
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import ReceivedGroups
+from sapo_swarm.node.round_phases import ReceivedGroups
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.types import Group
 
@@ -83,7 +83,7 @@ class GroupHistory:
 
 @dataclass
 class Mailbox:
-    """Implements node.exchange.GroupExchange for a node of the lab: the runner fills it before the node's exchange, and
+    """Implements round_phases.GroupExchange for a node of the lab: the runner fills it before the node's exchange, and
     nothing goes over a network."""
 
     groups: tuple[Group, ...] = ()

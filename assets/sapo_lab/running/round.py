@@ -19,9 +19,8 @@ from sapo_lab.schema import Arm, ArmConditions
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import RoundFinished
 from sapo_swarm.node import round_phases
-from sapo_swarm.node.exchange import least_likely
-from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.node.round_phases import record_round, update_policy
+from sapo_swarm.node.round_phases import RoundContext, RoundWork, record_round, update_policy
+from sapo_swarm.node.swarm_exchange import least_likely
 from sapo_swarm.protocol.receive import PROBED
 from sapo_swarm.sapo.training_batch import has_advantage, questions_to_sample
 from sapo_swarm.types import Group, TaskRef
@@ -71,7 +70,7 @@ async def _attempt(context: RoundContext, round_number: int) -> RoundWork:
     work = RoundWork(round_number)
     await round_phases.sample_questions(context, work)
     await round_phases.generate_groups(context, work)
-    await round_phases.score_groups_round_phases(context, work)
+    await round_phases.score_groups(context, work)
     return work
 
 

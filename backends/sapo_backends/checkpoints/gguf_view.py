@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sapo_backends.base import Progress
-from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints import inspection
 from sapo_backends.checkpoints.gguf_header import read_header
+from sapo_backends.checkpoints.hub_cache import cache_folder
 from sapo_backends.checkpoints.local_models import open_file
 from sapo_backends.checkpoints.spec import largest_file
 from sapo_backends.errors import ModelNotFound, size_text

@@ -1,5 +1,5 @@
-"""The hub and the cache that all of a person's programs share: which hub is asked, with which token, and what is cached
-already."""
+"""The hub and the caches: which hub is asked, with which token, what is there already in the cache that all of a person's
+programs share, and the app's own folder for what can be made again."""
 
 from __future__ import annotations
 
@@ -232,3 +232,11 @@ def all_cached() -> list[CachedModel]:
         if whole or any((place / "blobs").glob(f"*{PARTIAL}")):
             models.append(CachedModel(repository, size, whole, (place / LOCK).exists()))
     return models
+
+
+def cache_folder() -> Path:
+    """The app's own folder, for files that can be made again; SAPO_HOME moves it like everything else."""
+    import platformdirs
+
+    root = os.environ.get("SAPO_HOME")
+    return Path(root).expanduser() / "cache" if root else platformdirs.user_cache_path("sapo-desktop", appauthor=False)

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from sapo_backends.base import Progress
-from sapo_backends.cache_folder import cache_folder
+from sapo_backends.checkpoints.hub_cache import cache_folder
 from sapo_backends.child_process import ChildProcess, child_environment, describe_end, python_command
 from sapo_backends.errors import ModelNotFound, size_text
 

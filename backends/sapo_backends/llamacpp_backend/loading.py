@@ -9,10 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sapo_backends.base import EngineInfo, LoadRequest, Progress
-from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints.gguf_header import read_header
 from sapo_backends.checkpoints.gguf_view import gguf_of
 from sapo_backends.checkpoints.gguf_write import Kind, cached_gguf, context_length, read_spec
+from sapo_backends.checkpoints.hub_cache import cache_folder
 from sapo_backends.checkpoints.locate import resolve_model, weight_files
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_backends.child_process import AnswerStream, ChildProcess, child_environment

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from sapo_backends.base import PolicyUpdate, Sampling, TrainSample
-from sapo_backends.cache_folder import cache_folder
+from sapo_backends.checkpoints.hub_cache import cache_folder
 from sapo_backends.common.hardware import available_memory
 from sapo_backends.common.update import UpdateTally
 from sapo_backends.errors import BackendUnavailable, OutOfMemory

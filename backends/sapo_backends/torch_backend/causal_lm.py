@@ -25,9 +25,10 @@ from sapo_backends.torch_backend.decode_session import (
 )
 from sapo_backends.torch_backend.decoder import DecoderWeights, LoraWeights, TensorLayout, hidden_states
 from sapo_backends.torch_backend.integer_session import IntegerDecodeWeights, IntegerSession, integer_kernels
-from sapo_backends.torch_backend.native import choose_paths, suits_kernels
+from sapo_backends.torch_backend.native import suits_kernels
 from sapo_backends.torch_backend.ops import FourBit, RopeTable, SequenceAttention, TokenLogprobs, chosen_logprobs
 from sapo_backends.torch_backend.packing import PackedBatch, pad_to_bucket, slab_per_prompt
+from sapo_backends.torch_backend.paths import choose_paths
 
 LaidOutWeights = DecodeWeights | NativeDecodeWeights | IntegerDecodeWeights
 

@@ -36,12 +36,12 @@ from sapo_backends.torch_backend.native import (
     KernelLayer,
     KernelShape,
     NativeKernels,
-    WeightLayout,
     data_pointer,
     in_shares,
 )
 from sapo_backends.torch_backend.ops import FourBit, RopeTable, apply_softcap
 from sapo_backends.torch_backend.packing import decode_rows, pack_prompts, pad_to_bucket
+from sapo_backends.torch_backend.paths import WeightLayout
 from sapo_backends.torch_backend.runtime import fall_back, is_left_out, on_cpu, pack_for_onednn
 
 # The key-value cache of decoding, in which completions share their prompt's part; and a decode step captured once and

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from sapo_backends.base import Sampling
-from sapo_backends.cache_folder import cache_folder
+from sapo_backends.checkpoints.hub_cache import cache_folder
 from sapo_backends.checkpoints.spec import DecoderSpec, decoder_spec
 from sapo_backends.common import hardware
 from sapo_backends.errors import BackendUnavailable
-from sapo_backends.torch_backend import native
 from sapo_backends.torch_backend.causal_lm import DecoderModel
 from sapo_backends.torch_backend.decoder import decoder_layout
 from sapo_backends.torch_backend.generation import GenerationMonitor, GenerationRequest, generate_completions
 from sapo_backends.torch_backend.native import load_kernels
 from sapo_backends.torch_backend.packing import pack_micro_batch
+from sapo_backends.torch_backend.paths import check_fast_paths
 from sapo_backends.torch_backend.runtime import PATHS, ShardWorkers, fall_back, is_left_out, leave_out, without_paths
 
 FORMAT = 2
@@ -165,4 +165,4 @@ def on_processor() -> dict[str, str]:
     Raises BackendUnavailable."""
     for compute in LOGPROB_ERROR:
         ensure_device_checked(torch.device("cpu"), compute)
-    return native.check_fast_paths()
+    return check_fast_paths()

@@ -21,7 +21,7 @@ from sapo_backends.common.round_memory import KV_BUDGET, kv_budget_of
 from sapo_backends.common.sampling import GeneratedRows, row_uniforms, rows_at_once
 from sapo_backends.errors import Cancelled
 from sapo_backends.torch_backend.causal_lm import CausalModel
-from sapo_backends.torch_backend.native import SMALL_VOCABULARY, sampler_kernels
+from sapo_backends.torch_backend.native import sampler_kernels
 from sapo_backends.torch_backend.runtime import ShardWorkers, split_range
 
 BLOCK = 256
@@ -38,6 +38,10 @@ def draw_uniforms(rows: int, steps: int, seed: int | Sequence[RowSeed]) -> Tenso
         return torch.from_numpy(row_uniforms(seed, steps))
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(rows, steps, generator=generator, dtype=torch.float64)
+
+
+SMALL_VOCABULARY = 2048
+"""Up to this many tokens the sampler sums whole rows of probabilities rather than blocks."""
 
 
 def sample_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,8 @@ from sapo_backends.torch_backend import decoder, device_check, ops
 from sapo_backends.torch_backend.causal_lm import CausalModel, DecoderModel
 from sapo_backends.torch_backend.decoder import TensorLayout, decoder_layout, initialise_lora, lora_layout
 from sapo_backends.torch_backend.engine import TorchEngine
-from sapo_backends.torch_backend.native import is_there, load_kernels, why_transformers
+from sapo_backends.torch_backend.native import is_there, load_kernels
+from sapo_backends.torch_backend.paths import why_transformers
 from sapo_backends.torch_backend.runtime import ShardWorkers, free_memory
 
 ADAPTER_SHARE = 50

@@ -15,7 +15,7 @@ from sapo_swarm.coordinator.records import AHEAD_S
 from sapo_swarm.protocol.identity import group_text, verify_signature
 from sapo_swarm.protocol.wire import GroupBody, SignedGroup, WireError, content_digest, unpack_msgpack
 from sapo_swarm.tasks.catalogue import is_train
-from sapo_swarm.tasks.own.library import PRESET, is_own
+from sapo_swarm.tasks.own.library import PRESET, is_own_ref
 from sapo_swarm.types import MAX_COMPLETION_BYTES, TaskRef
 
 # The coordinator's judgement of a group, as a pure function: everything it may know is passed in.
@@ -85,7 +85,7 @@ def task_of(blob: bytes) -> str:
 
 def own_generator(ref: TaskRef) -> str:
     """The generator of a member's custom task, "" for the app's tasks."""
-    return ref.generator if is_own(ref) else ""
+    return ref.generator if is_own_ref(ref) else ""
 
 
 def _size(text: str) -> int:

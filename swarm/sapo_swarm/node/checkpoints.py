@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 
 from sapo_backends.base import Engine
 from sapo_backends.errors import CheckpointCorrupt, size_text
-from sapo_swarm.node.journal_thinning import checkpoints_to_drop, over_budget, pinned_ones
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import on_disk
 
@@ -122,6 +121,41 @@ FREE_RESERVE = 64 * 2**20
 """Bytes of the disk that a checkpoint leaves free."""
 BYTES_A_PARAMETER = 4
 """Trained weights are float32, as are both of Adam's moments."""
+
+
+# Which old ones stay, and what a disk budget must hold.
+
+
+def pinned_ones(rounds: Iterable[int], pinned: Iterable[int]) -> list[int]:
+    """For each pinned number the checkpoint (by rounds) of exactly that many rounds, or else (the disk was full) the
+    newest before it; in the order of `pinned`, each once."""
+    there = list(rounds)
+    nearest = (max((number for number in there if number <= wanted), default=None) for wanted in pinned)
+    return list(dict.fromkeys(number for number in nearest if number is not None))
+
+
+def checkpoints_to_drop(rounds: Sequence[int], keep: int, pinned: Iterable[int]) -> list[int]:
+    """Checkpoints (by rounds, ascending) that may go: all but the newest `keep`, the pinned ones, the first one, and
+    the oldest of every doubling of the age."""
+    if not rounds:
+        return []
+    newest = rounds[-1]
+    stays = {*rounds[-keep:], rounds[0], *pinned_ones(rounds, pinned)}
+    ages: dict[int, int] = {}
+    for number in rounds:
+        ages.setdefault((newest - number).bit_length(), number)
+    return [number for number in rounds if number not in stays and number not in ages.values()]
+
+
+def over_budget(weights: int, budget: int) -> str:
+    """Why checkpoints of this size never fit that disk budget (0: none), and what to do; "" if they do."""
+    needed = 2 * weights
+    if not budget or needed <= budget:
+        return ""
+    return (
+        f"2 checkpoints of this model's weights take {size_text(needed)} (one is written before the other goes), and its disk "
+        f"budget is {size_text(budget)}. Take --method lora, or --disk-budget-gb {needed / 1e9 + 0.1:.1f}"
+    )
 
 
 class NoRoom(OSError):

@@ -11,20 +11,22 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
-from sapo_swarm.config import RunConfig
 from sapo_swarm.events import encode_event
 from sapo_swarm.node import control_api
-from sapo_swarm.node.control_api import BEAT_S, LOOPBACK, ControlEndpoint, NodeStatus, ProblemDetails, heartbeat_path
+from sapo_swarm.node.control_api import BEAT_S, LOOPBACK, ControlEndpoint, ProblemDetails, heartbeat_path
 from sapo_swarm.node.governor.run_control import BadCommand
-from sapo_swarm.node.journal import EventBus, JournalError
+from sapo_swarm.node.journal import JournalError
 from sapo_swarm.servers import FewConnections, server_runner
 from sapo_swarm.types import UNREADABLE
 from sapo_swarm.whole_file import write_atomically
+
+if TYPE_CHECKING:
+    from sapo_swarm.node.loop import Node
 
 # The control API on loopback TCP: few connections at once, and answers only to clients that show the token.
 
@@ -71,33 +73,6 @@ LARGEST_SEQ = 2**63 - 1
 """The largest number SQLite can store."""
 
 
-class ControllableNode(Protocol):
-    """What the server needs of a node."""
-
-    bus: EventBus
-    config: RunConfig
-
-    def status(self) -> NodeStatus:
-        """What the node does now."""
-        ...
-
-    def command(self, verb: str, for_s: float, holder: int) -> None:
-        """Take a command (governor.run_control). Raises BadCommand."""
-        ...
-
-    def request_evaluation(self, items: int) -> None:
-        """Request a held-out evaluation after this round. Raises BadCommand."""
-        ...
-
-    async def switch_external(self, taking: bool) -> None:
-        """Start or stop taking external groups. Raises BadCommand, JournalError."""
-        ...
-
-    async def go_back(self, rounds: int) -> None:
-        """Restore the weights after this many rounds; returns when that is done. Raises BadCommand."""
-        ...
-
-
 class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of every POST. for_s in seconds, 0 = indefinitely. holder: a number that the client chooses, for hold,
     renew, release. round: of the checkpoint that rollback restores, -1 if none is named."""
@@ -111,7 +86,7 @@ class CommandBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ControlServer:
     """Serves one node on one socket. Use `async with`."""
 
-    def __init__(self, node: ControllableNode, socket: Path) -> None:
+    def __init__(self, node: Node, socket: Path) -> None:
         self._node = node
         self._socket = socket
         self._runner: web.AppRunner | None = None

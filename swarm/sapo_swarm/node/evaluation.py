@@ -30,6 +30,7 @@ from sapo_swarm.events import BaseAsked, Evaluated
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.rollouts import (
     NOTHING,
+    BatchSizer,
     Place,
     Table,
     answer_turns,
@@ -42,7 +43,6 @@ from sapo_swarm.node.rollouts import (
     turn_length,
     turns_before,
 )
-from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.node.round_phases import round_seed
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import held_out_count, is_own, new_tokens, preset_of

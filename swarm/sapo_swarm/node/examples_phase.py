@@ -21,14 +21,20 @@ from sapo_swarm.algorithms import examples_rate
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import ExamplesRead, LogLine, RoundFinished, TrialMeasured
 from sapo_swarm.node import known_successes
-from sapo_swarm.node.base_trial import BaseTrial, Show, no_questions, plan_of, sentence_of, sources_in_words
+from sapo_swarm.node.base_trial import (
+    BaseTrial,
+    Show,
+    StoredTrials,
+    no_questions,
+    plan_of,
+    sentence_of,
+    sources_in_words,
+)
 from sapo_swarm.node.clock import format_duration
 from sapo_swarm.node.evaluation import EvaluationProgress, sample_completions
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.rollouts import Table, score_completions
-from sapo_swarm.node.round_context import RoundContext, RoundWork, UpdateCall
-from sapo_swarm.node.round_phases import round_seed
-from sapo_swarm.node.stored_trials import StoredTrials
+from sapo_swarm.node.round_phases import RoundContext, RoundWork, UpdateCall, round_seed
 from sapo_swarm.node.training_count import LINEAGE, find_lineage
 from sapo_swarm.node.verified_examples import (
     ExampleSource,

@@ -22,8 +22,8 @@ from sapo_swarm.events import Evaluated, Event, ExternalSwitched, LogLine
 from sapo_swarm.node.checkpoints import CheckpointStore, rounds_of
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Ask, Evaluator, Unanswered
-from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.journal import EventBus, Journal
+from sapo_swarm.node.round_phases import GroupExchange
 from sapo_swarm.sapo import held_out_tripwire
 from sapo_swarm.sapo.held_out_tripwire import TripwireState
 

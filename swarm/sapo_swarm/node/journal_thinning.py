@@ -1,5 +1,5 @@
-"""Which old records stay: dense for the recent past, sparse for long ago, bounded whatever the length. Pure rules first, then
-the journal that is thinned by them."""
+"""Which old records of a journal stay: dense for the recent past, sparse for long ago, bounded whatever the length. Pure rules
+first, then the journal that is thinned by them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import contextlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import msgspec
 
-from sapo_backends.errors import size_text
 from sapo_swarm.events import Evaluated, RoundFinished, encode_event
 from sapo_swarm.node.journal import Journal, JournalError, decode_event_row
 from sapo_swarm.sapo.held_out_tripwire import KINDS, TripwireState, update_tripwire
@@ -104,38 +103,6 @@ def sequences_to_drop(seqs: Sequence[int], newest: int, room: int) -> set[int]:
         else:
             last = seq
     return gone
-
-
-def pinned_ones(rounds: Iterable[int], pinned: Iterable[int]) -> list[int]:
-    """For each pinned number the checkpoint (by rounds) of exactly that many rounds, or else (the disk was full) the
-    newest before it; in the order of `pinned`, each once."""
-    there = list(rounds)
-    nearest = (max((number for number in there if number <= wanted), default=None) for wanted in pinned)
-    return list(dict.fromkeys(number for number in nearest if number is not None))
-
-
-def checkpoints_to_drop(rounds: Sequence[int], keep: int, pinned: Iterable[int]) -> list[int]:
-    """Checkpoints (by rounds, ascending) that may go: all but the newest `keep`, the pinned ones, the first one, and
-    the oldest of every doubling of the age."""
-    if not rounds:
-        return []
-    newest = rounds[-1]
-    stays = {*rounds[-keep:], rounds[0], *pinned_ones(rounds, pinned)}
-    ages: dict[int, int] = {}
-    for number in rounds:
-        ages.setdefault((newest - number).bit_length(), number)
-    return [number for number in rounds if number not in stays and number not in ages.values()]
-
-
-def over_budget(weights: int, budget: int) -> str:
-    """Why checkpoints of this size never fit that disk budget (0: none), and what to do; "" if they do."""
-    needed = 2 * weights
-    if not budget or needed <= budget:
-        return ""
-    return (
-        f"2 checkpoints of this model's weights take {size_text(needed)} (one is written before the other goes), and its disk "
-        f"budget is {size_text(budget)}. Take --method lora, or --disk-budget-gb {needed / 1e9 + 0.1:.1f}"
-    )
 
 
 # Keeps a journal small: old groups leave, old rounds are merged into blocks, other kinds of events grow sparse with

@@ -156,7 +156,7 @@ async def verify_candidates(
 def _without_text(ref: TaskRef) -> bool:
     """An environment or a judge decides, or the task is gone: no text is known to be right."""
     if not is_own(ref.dataset):
-        return library.is_own(ref)
+        return library.is_own_ref(ref)
     spec = library.load_task(ref.dataset).spec
     return bool(spec.turns or spec.rubric)
 

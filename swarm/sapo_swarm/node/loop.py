@@ -31,8 +31,15 @@ from sapo_swarm.node.journal import EventBus, Journal, JournalError
 from sapo_swarm.node.journal_thinning import JournalRetention
 from sapo_swarm.node.model_store import ModelStore
 from sapo_swarm.node.resume_log import drop_external, external_expired, update_interrupted
-from sapo_swarm.node.round_context import NodeActivity, RoundContext, RoundWork, restore_replay_buffer
-from sapo_swarm.node.round_phases import record_round, stamp_round, update_policy
+from sapo_swarm.node.round_phases import (
+    NodeActivity,
+    RoundContext,
+    RoundWork,
+    record_round,
+    restore_replay_buffer,
+    stamp_round,
+    update_policy,
+)
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector, cut_off
 from sapo_swarm.node.setup import (
     Build,
@@ -291,7 +298,7 @@ class Node:
     def request_evaluation(self, items: int) -> None:
         """Request a held-out evaluation after this round. items: per task, 0 = as the settings say. Raises BadCommand."""
         require_held_out(self.config, items)
-        self._evaluate_next = items or self._regular_items
+        self._evaluate_next = items or eval_items(self.config)
         self.run_control.wake()
 
     async def switch_external(self, taking: bool) -> None:
@@ -437,7 +444,7 @@ class Node:
     async def _slice_due(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> bool:
         """Whether the base is to answer some questions now: it has its share of the time left, or nothing else is to be done.
         Evaluations come first, and a round that is in the weights."""
-        if not self._base_compared or work.stats is not None or self._evaluate_next or self._guarded.busy:
+        if work.stats is not None or self._evaluate_next or self._guarded.busy:
             return False
         if not await examiner.slices_left():
             return False
@@ -473,7 +480,7 @@ class Node:
         practised = -1 if self.examples.running(self.config) else self.practised
         practised = 0 if self.store.restored >= 0 else practised
         if await self._guarded.due(self.rounds_done, practised):
-            self._evaluate_next = self._evaluate_next or self._regular_items
+            self._evaluate_next = self._evaluate_next or eval_items(self.config)
 
     async def _try_base(self, context: RoundContext, examiner: Evaluator) -> tuple[RoundContext, Evaluator]:
         """Try the base; returns the context and evaluator with the answer limits that follow from it."""
@@ -488,6 +495,8 @@ class Node:
 
     async def _step(self, context: RoundContext, examiner: Evaluator, work: RoundWork) -> RoundWork:
         """The base answers some held-out questions, or the model works; returns the next round to work on."""
+        if not self._base_compared:
+            return await self._work(context, examiner, work)
         if await self._slice_due(context, examiner, work):
             await self._ask_slice(examiner)
             return work
@@ -508,7 +517,7 @@ class Node:
             if self.examples.reading_due(self.config):
                 reading = await self.examples.read(context, self.rounds_done)
                 if reading.over and examiner.regular:
-                    self._evaluate_next = self._evaluate_next or self._regular_items
+                    self._evaluate_next = self._evaluate_next or eval_items(self.config)
                 return work
         if work.stats is None and (finished := self._ended or self._finished_by_examples()):
             self._ended = ""
@@ -516,7 +525,7 @@ class Node:
             return work
         await self._round(context, work)
         if not work.examples and (evaluated_after(self.config, self.practised) or (self._ended and examiner.regular)):
-            self._evaluate_next = self._regular_items
+            self._evaluate_next = eval_items(self.config)
         if not work.examples:
             await self._reconsider(context)
         self.run_control.succeeded()
@@ -616,11 +625,6 @@ class Node:
         self.bus.stream(self.activity.end("Saving"))
 
     @property
-    def _regular_items(self) -> int:
-        """Held-out questions of each task in a regular evaluation."""
-        return eval_items(self.config)
-
-    @property
     def _watched(self) -> bool:
         """The guard has something to do before the next round; alone, only what a session in a swarm left."""
         return (self.setup.exchange is not None or self._left_by_swarm) and self._guarded.busy
@@ -650,7 +654,7 @@ class Node:
         yield from (
             round_phases.sample_questions,
             round_phases.generate_groups,
-            round_phases.score_groups_round_phases,
+            round_phases.score_groups,
         )
         if self.setup.exchange is not None:
             yield round_phases.share_groups

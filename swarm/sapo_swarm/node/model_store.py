@@ -36,7 +36,7 @@ from sapo_swarm.node.resume_log import (
     make_logged_update,
     restore_round,
 )
-from sapo_swarm.node.round_context import RoundContext, RoundWork
+from sapo_swarm.node.round_phases import RoundContext, RoundWork
 
 DAY_S = 86400.0
 BYTES_A_DAY = 10 * 10**9
@@ -75,6 +75,8 @@ class ModelStore:
     restored: int = -1
     disk: int = 0
     _saved_at: float = 0.0
+    _next_size: int = 0
+    """Expected bytes of the next checkpoint."""
     _untold: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -133,7 +135,7 @@ class ModelStore:
         self.weights = state.weights
         self.rollbacks, self.saved_rounds, self._saved_at = state.rollbacks, state.rounds_done, self.clock()
         self.rounds_done, self.solved, self.restored = state.rounds_done, frozenset(state.solved), state.restored
-        self.disk = self.checkpoints.used()
+        self.disk, self._next_size = self.checkpoints.used(), self.checkpoints.next_size(self.host.engine)
         updates = self.log.read(self._header())
         for number, update in enumerate(updates, 1):
             tell(number / len(updates), f"Redoing update {number} of {len(updates)} after the last checkpoint")
@@ -216,7 +218,7 @@ class ModelStore:
     def _follow(self, saved: SavedCheckpoint) -> None:
         """Note that the weights in memory are those of this checkpoint. Raises OSError."""
         self.weights, self.saved_rounds, self._saved_at = saved.state.weights, self.rounds_done, self.clock()
-        self.disk = self.checkpoints.used()
+        self.disk, self._next_size = self.checkpoints.used(), self.checkpoints.next_size(self.host.engine)
         self.log.start(self._header())
 
     def _news_of(self, saved: SavedCheckpoint) -> list[Event]:
@@ -272,8 +274,8 @@ class ModelStore:
 
     def due(self) -> bool:
         """Whether enough time and rounds passed since the last checkpoint for another."""
-        size = self.checkpoints.next_size(self.host.engine)
-        return checkpoint_due(self.config, size, self.clock() - self._saved_at, self.rounds_done - self.saved_rounds)
+        since_s, rounds_since = self.clock() - self._saved_at, self.rounds_done - self.saved_rounds
+        return checkpoint_due(self.config, self._next_size, since_s, rounds_since)
 
     @property
     def unsaved(self) -> bool:

@@ -17,7 +17,7 @@ import zstandard
 
 from sapo_backends.base import Completion, PolicyUpdate, TrainSample
 from sapo_swarm.node.rollouts import prompt_ids
-from sapo_swarm.node.round_context import RoundContext, RoundWork
+from sapo_swarm.node.round_phases import RoundContext, RoundWork
 from sapo_swarm.node.swarm_exchange import GROUP_LIFE_S
 from sapo_swarm.tasks.catalogue import new_tokens
 from sapo_swarm.types import UNREADABLE, Group, Question, Sha256, TaskRef

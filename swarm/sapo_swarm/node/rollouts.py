@@ -11,7 +11,6 @@ from itertools import groupby
 from sapo_backends.base import CancelToken, Completion, Engine, RowSeed, Sampling, TokenIds, Tokenizer
 from sapo_backends.errors import Cancelled, OutOfMemory
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.round_context import BatchSizer
 from sapo_swarm.scoring.environments import EpisodeStep
 from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
@@ -268,6 +267,34 @@ def cut_at_limits(table: Table, most: Sequence[int]) -> None:
                     "length",
                     None if mask is None else mask[:-extra],
                 )
+
+
+SHRINK = 4
+
+
+class BatchSizer:
+    """Rows in one call of the engine; 0 = all. An interrupted call makes the next ones smaller, a completed one makes them
+    larger again: an undisturbed node never works in small batches. most: rows that fit into memory."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.rows, self.most = 0, most
+
+    def interrupted(self, rows: int) -> None:
+        """A call with this many rows was cancelled. Its tokens are kept, but continuing a completion means processing its
+        text again before the first new token; with fewer rows that costs less."""
+        self.rows = max(1, rows // SHRINK)
+
+    def refused(self, rows: int) -> None:
+        """There was no memory for this many rows: use half of them from now on."""
+        self.most = max(1, rows // 2)
+
+    def completed(self, rows: int) -> None:
+        """A call with this many rows completed."""
+        self.rows = 0 if not self.rows or rows < self.rows else 2 * self.rows
+
+    def of(self, rows: int) -> int:
+        """Rows of the next call when this many are left."""
+        return min(rows, self.rows or rows, self.most or rows)
 
 
 def next_call(

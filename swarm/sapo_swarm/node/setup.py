@@ -11,16 +11,16 @@ from sapo_swarm.algorithms import groups_of_a_source, learning_rate, load_algori
 from sapo_swarm.config import MOST_EVAL_ITEMS, REASONING_TOKENS, RunConfig
 from sapo_swarm.evaluation import held_out_items, held_out_name
 from sapo_swarm.events import Mode, Phase, RunStarted
+from sapo_swarm.node.base_trial import StoredTrials
 from sapo_swarm.node.checkpoints import package_versions
 from sapo_swarm.node.engine_thread import EngineThread
 from sapo_swarm.node.evaluation import Evaluator
-from sapo_swarm.node.exchange import GroupExchange
 from sapo_swarm.node.governor.rules import MachineMonitor, ResourceLimits
 from sapo_swarm.node.governor.run_control import BadCommand
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.model_store import ModelStore
-from sapo_swarm.node.round_context import BatchSizer, NodeActivity, ReplayBuffer, RoundContext
-from sapo_swarm.node.stored_trials import StoredTrials
+from sapo_swarm.node.rollouts import BatchSizer
+from sapo_swarm.node.round_phases import GroupExchange, NodeActivity, ReplayBuffer, RoundContext
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config
 from sapo_swarm.scoring.rubric import RubricJudge
 from sapo_swarm.scoring.scorer import Scorer
@@ -140,7 +140,7 @@ def round_context(
 
 
 def guard_of(setup: NodeSetup, config: RunConfig, store: ModelStore, examiner: Evaluator) -> RollbackGuard:
-    """The guard that watches over the model. config: see round_context."""
+    """The guard that watches over the model. config: see RoundContext."""
     return RollbackGuard(
         config=config,
         host=store.host,

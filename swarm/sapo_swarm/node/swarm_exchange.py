@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from sapo_backends.base import TokenSequence
 from sapo_swarm.algorithms import groups_of_a_source
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node import aha_trail
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.engine_thread import EngineThread
-from sapo_swarm.node.exchange import ReceivedGroups, least_likely
+from sapo_swarm.node.round_phases import ReceivedGroups
 from sapo_swarm.node.swarm_stats import ExchangeHold, LeaderboardPoller, SwarmStats
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
@@ -38,9 +41,10 @@ from sapo_swarm.protocol.wire import (
     unpack_msgpack,
 )
 from sapo_swarm.sapo.training_batch import find_strategy, has_advantage, questions_to_sample
+from sapo_swarm.scoring.prompts import build_conversation
 from sapo_swarm.scoring.scorer import Scorer
-from sapo_swarm.tasks.own.library import is_own
-from sapo_swarm.types import MAX_COMPLETION_BYTES, Group, Question, Rollout
+from sapo_swarm.tasks.own.library import is_own_ref
+from sapo_swarm.types import MAX_COMPLETION_BYTES, AnswerFormat, Group, Question, Rollout
 
 # SelectSubset: which of a round's groups go to the swarm, and which never leave this machine. Pure.
 
@@ -89,7 +93,7 @@ def may_leave(group: Group, together: Together) -> bool:
     if any(rollout.turns for rollout in group.rollouts):
         return False
     ref = group.question.ref
-    return not is_own(ref) or (ref.dataset, ref.generator) in together
+    return not is_own_ref(ref) or (ref.dataset, ref.generator) in together
 
 
 def _fits(group: Group) -> bool:
@@ -251,6 +255,48 @@ class SnapshotReader:
         return True
 
 
+# How likely external text is under a node's own policy.
+
+STRETCH = 16
+"""Consecutive tokens that are judged together: garbage is not diluted by the honest text around it."""
+
+
+async def least_likely(
+    host: EngineThread, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
+) -> tuple[float, float]:
+    """The lowest mean log-probability per token over any STRETCH consecutive tokens of external texts, under the node's policy,
+    in nats (0 if all are empty); and the seconds it took in the engine's thread."""
+
+    def measure() -> tuple[float, float]:
+        began = time.perf_counter()
+        rows = token_logprobs(host, question, texts, answer_format)
+        return min((worst_stretch(row, STRETCH) for row in rows), default=0.0), time.perf_counter() - began
+
+    return await host.call(measure)
+
+
+def worst_stretch(values: Sequence[float], width: int) -> float:
+    """The lowest mean of `width` consecutive values; of all values if there are fewer. values: at least one."""
+    sums = [0.0, *itertools.accumulate(values)]
+    width = min(width, len(values))
+    return min((sums[end] - sums[end - width]) / width for end in range(width, len(sums)))
+
+
+def token_logprobs(
+    host: EngineThread, question: Question, texts: Sequence[str], answer_format: AnswerFormat = "tags"
+) -> list[list[float]]:
+    """Log-probabilities of each text's tokens under the node's policy, in nats. Empty texts are left out, as are those that
+    do not fit into the model's context, which are not trained on either.
+
+    Call in the engine's thread.
+    """
+    engine = host.engine
+    prompt = tuple(engine.tokenizer.encode_chat(build_conversation(question, answer_format)))
+    room = engine.info.context_length - len(prompt)
+    completions = [ids for text in texts if 0 < len(ids := tuple(engine.tokenizer.encode_text(text))) <= room]
+    return engine.logprobs([TokenSequence(prompt, ids) for ids in completions]) if completions else []
+
+
 # A node's side of a swarm: a pool of judged groups that fills in the background, so that no round waits for a network.
 #
 # Each round takes what the pool holds and hands its local groups over; an upload with the newest groups (and a sample
@@ -272,7 +318,7 @@ FORGOTTEN = ("unknown_node",)
 
 @dataclass
 class SwarmExchange:
-    """Implements node.exchange.GroupExchange. client must be entered; sampling: the run's strategy for external groups.
+    """Implements round_phases.GroupExchange. client must be entered; sampling: the run's strategy for external groups.
 
     name, model: how this node introduces itself. share_fraction: share of its groups that the swarm asks for, None: not asked
     yet.
@@ -438,7 +484,7 @@ class SwarmExchange:
         await self._idle.wait()
 
     async def _exchange_once(self, outbox: UploadOutbox) -> None:
-        rewards = [r for g in outbox.local if not is_own(g.question.ref) for r in g.rewards]
+        rewards = [r for g in outbox.local if not is_own_ref(g.question.ref) for r in g.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         want = self.want(outbox.wanted)
         self._rounds_since = 0

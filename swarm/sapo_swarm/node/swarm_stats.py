@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -21,18 +20,11 @@ SHARE_WINDOW = 50
 DEFAULT_WINDOW_S = 3600.0
 
 
-class ExchangeHold(Protocol):
-    """Why the exchange is held until the next start; sentence: including what lifts it."""
+class ExchangeHold(msgspec.Struct, frozen=True):
+    """Why the exchange is held until the next start. sentence: the whole of it for people, with what lifts it."""
 
-    @property
-    def reason(self) -> str:
-        """Why it is held."""
-        ...
-
-    @property
-    def sentence(self) -> str:
-        """The whole sentence, for people."""
-        ...
+    reason: str
+    sentence: str
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ from sapo_swarm.config import RunConfig
 from sapo_swarm.node.evaluation import SLOW
 from sapo_swarm.node.known_successes import KnownSuccess, Writer, train_place
 from sapo_swarm.node.rollouts import prompt_ids
-from sapo_swarm.node.round_context import RoundContext
-from sapo_swarm.node.round_phases import round_seed
+from sapo_swarm.node.round_phases import RoundContext, round_seed
 from sapo_swarm.scoring.scorer import Scorer
 from sapo_swarm.tasks.catalogue import generator_of, is_own, preset_of, train_seed
 from sapo_swarm.tasks.own import library

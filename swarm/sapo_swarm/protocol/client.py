@@ -27,7 +27,6 @@ from aiohttp.connector import Connection
 from sapo_swarm.errors import SwarmError
 from sapo_swarm.protocol.identity import Identity
 from sapo_swarm.protocol.invite import Invite
-from sapo_swarm.protocol.reasons import in_words
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.protocol.snapshot import PoolSnapshot, SnapshotNews, open_snapshot
 from sapo_swarm.protocol.wire import (
@@ -53,6 +52,7 @@ from sapo_swarm.protocol.wire import (
     encode_message,
     group_id,
     printable_label,
+    refusals_in_words,
     sha256_hex,
     unpack_json,
     unpack_msgpack,
@@ -538,5 +538,5 @@ def _sentence(answer: RoundReply, sent: int, refused: dict[str, int]) -> str:
     nodes = f"{answer.nodes} node{'' if answer.nodes == 1 else 's'}"
     sentence = f"Connected: {nodes}, {answer.rounds_per_s:.2f} rounds/s."
     if sent and sum(refused.values()) == sent:
-        return f"{sentence} None of the last {sent} groups was taken: {', '.join(in_words(refused))}."
+        return f"{sentence} None of the last {sent} groups was taken: {', '.join(refusals_in_words(refused))}."
     return sentence

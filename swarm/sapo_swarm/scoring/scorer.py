@@ -284,7 +284,7 @@ class WorkerProcess:
     def _has_read(self, jobs: Sequence[ScoringJob]) -> bool:
         """Have the worker read the custom tasks that it does not know yet, within the time of a start: a large one takes
         long. False if it died; from then on that task gets the time of any other job."""
-        for ref in (job.ref for job in jobs if library.is_own(job.ref)):
+        for ref in (job.ref for job in jobs if library.is_own_ref(job.ref)):
             name = ref.dataset
             if name in self._read or name in self._too_long or not library.has_task(name):
                 continue

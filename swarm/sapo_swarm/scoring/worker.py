@@ -106,7 +106,7 @@ def _regenerate(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
     if entry is None:
         decimal.setcontext(fresh_context())
         entry = generate_entry(ref)
-        if library.is_own(ref):
+        if library.is_own_ref(ref):
             _open(ref, *entry)
         if len(_entries) >= CACHED_ENTRIES:
             del _entries[next(iter(_entries))]
@@ -128,7 +128,7 @@ def answer_job(job: ScoringJob) -> ScoringReply:
         with deadline:
             dataset, entry = _regenerate(job.ref)
             prompt, stage = str(entry["question"]), "score"
-            if library.is_own(job.ref) and dataset.spec.turns:
+            if library.is_own_ref(job.ref) and dataset.spec.turns:
                 return _episode(job, dataset, entry, deadline)
             if job.truth and entry.get("answer") is not None:
                 truth = str(entry["answer"])[:MAX_COMPLETION_BYTES]
@@ -216,7 +216,8 @@ def _others(job: ScoringJob) -> list[tuple[Any, dict[str, Any]]]:
     for ref in contrast_refs(job.ref, job.rule.contrast):
         try:
             other = _regenerate(ref)
-            if not library.is_own(ref) or other[1]["question"] != question:  # few rows: the seed may draw the same one
+            # few rows: the seed may draw the same one
+            if not library.is_own_ref(ref) or other[1]["question"] != question:
                 entries.append(other)
         except MemoryError:
             raise
@@ -253,7 +254,7 @@ def serve_jobs(source: BinaryIO, sink: BinaryIO, orphan_log: BinaryIO) -> None:
             jobs = decoder.decode(read_frame(source))
         except ConnectionLost:
             return
-        own = {job.ref.dataset for job in jobs if library.is_own(job.ref)}
+        own = {job.ref.dataset for job in jobs if library.is_own_ref(job.ref)}
         limit = len(jobs) * 2 * DEADLINE_S + ORPHAN_GRACE_S + START_S * len(own - read)
         read |= own
         faulthandler.dump_traceback_later(limit, exit=True, file=orphan_log)

@@ -90,7 +90,7 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
 
     Raises UnknownTask, NoSuchQuestion. The entry is never taken from anybody else.
     """
-    if library.is_own(ref):
+    if library.is_own_ref(ref):
         return _own_entry(ref)
     if ref.generator != GENERATOR_VERSION:
         raise NoSuchQuestion(f"{ref.label} was made by {ref.generator}; this node has {GENERATOR_VERSION}.")
@@ -108,7 +108,7 @@ def generate_entry(ref: TaskRef) -> tuple[Any, dict[str, Any]]:
 
 def preload_task(ref: TaskRef) -> OwnTask | None:
     """The task of a reference, if it is a custom one: reading many rows may take longer than an answer may."""
-    if library.is_own(ref):
+    if library.is_own_ref(ref):
         with contextlib.suppress(BadTask, KeyError):  # reported when the question is asked for
             return library.load_task(ref.dataset)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,7 +22,6 @@ from sapo_desktop.dashboard.screens.models.chat import ChatScreen
 from sapo_desktop.dashboard.screens.models.compare import CompareScreen
 from sapo_desktop.dashboard.screens.models.dialogs import KeptStatesDialog, NameDialog, NewModelDialog
 from sapo_desktop.dashboard.screens.models.screen import ModelScreen, ModelsScreen
-from sapo_desktop.dashboard.screenshot import render_screenshot
 from sapo_desktop.dashboard.widgets.choice import Choice
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.screen.actions import HomeModels
@@ -332,8 +332,12 @@ async def test_a_terminal_without_focus_is_drawn_four_times_more_rarely() -> Non
         assert app._timer._interval == FOCUSED_S
 
 
+PICTURES = Path(__file__).resolve().parents[3] / "packaging" / "pictures.py"
+
+
 async def test_the_picture_for_the_readme_names_no_host(home: Home) -> None:
-    drawn = await render_screenshot(store.find_model(home).folder / "journal.db", (120, 36), [])
+    pictures = runpy.run_path(str(PICTURES))
+    drawn = await pictures["render_screenshot"](store.find_model(home).folder / "journal.db", (120, 36), [])
     assert "Held-out" in drawn
     assert "https://" not in drawn
     assert "@font-face" not in drawn

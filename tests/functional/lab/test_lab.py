@@ -21,7 +21,7 @@ from sapo_lab.running.run import run_folder
 from sapo_lab.schema import BadExperiment, parse_experiment
 from sapo_swarm.events import Evaluated
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.node.round_context import NodeActivity, ReplayBuffer
+from sapo_swarm.node.round_phases import NodeActivity, ReplayBuffer
 from sapo_swarm.node.setup import NodeSetup, round_context
 from sapo_swarm.scoring.scorer import Scorer
 

@@ -18,11 +18,11 @@ from sapo_backends.fake import FakeEngine
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import BaseAsked, Evaluated, Event, ExamplesRead, LogLine, Phase, RoundFinished, TrialMeasured
 from sapo_swarm.node import evaluation
+from sapo_swarm.node.base_trial import StoredTrials
 from sapo_swarm.node.evaluation import BaseAnswers, evaluation_conditions
 from sapo_swarm.node.journal import read_only
 from sapo_swarm.node.loop import Node
 from sapo_swarm.node.setup import NodeSetup
-from sapo_swarm.node.stored_trials import StoredTrials
 
 pytestmark = pytest.mark.timeout(120)
 BESIDE = msgspec.structs.replace(CONFIG, eval_every=3, eval_items=24, rounds=6)

@@ -24,8 +24,7 @@ from sapo_swarm.events import Evaluated, decode_event, encode_event
 from sapo_swarm.node.evaluation import EXCLUDED_PER_TASK, FEW, IN_ALL, Evaluator, beyond_exclusion, held_out_exclusion
 from sapo_swarm.node.guard import RollbackGuard
 from sapo_swarm.node.journal import read_only
-from sapo_swarm.node.round_context import RoundContext, RoundWork
-from sapo_swarm.node.round_phases import NoQuestions, candidate_refs, sample_questions
+from sapo_swarm.node.round_phases import NoQuestions, RoundContext, RoundWork, candidate_refs, sample_questions
 from sapo_swarm.node.setup import SILO
 from sapo_swarm.sapo.held_out_tripwire import STEPS
 from sapo_swarm.scoring.scorer import Scorer

@@ -19,7 +19,8 @@ from sapo_swarm.node.governor.rules import GovernorHold
 from sapo_swarm.node.governor.run_control import RunControl, RunRequests, apply_command
 from sapo_swarm.node.journal import EventBus, Journal, read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import BatchSizer, NodeActivity
+from sapo_swarm.node.rollouts import BatchSizer
+from sapo_swarm.node.round_phases import NodeActivity
 
 MOST = 15
 """Holds; then the rest of the rounds is undisturbed."""

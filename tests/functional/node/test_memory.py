@@ -19,7 +19,7 @@ from sapo_backends.errors import OutOfMemory
 from sapo_swarm.events import Event, LogLine, RoundFinished, StateChanged
 from sapo_swarm.node.governor import machine
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import BatchSizer
+from sapo_swarm.node.rollouts import BatchSizer
 from sapo_swarm.node.setup import NodeSetup
 
 

@@ -24,7 +24,7 @@ from sapo_swarm.node.governor.rules import DAYS
 from sapo_swarm.node.governor.run_control import RunControl
 from sapo_swarm.node.journal import EventBus, Journal, read_only
 from sapo_swarm.node.loop import Node
-from sapo_swarm.node.round_context import NodeActivity
+from sapo_swarm.node.round_phases import NodeActivity
 from sapo_swarm.node.setup import NodeSetup
 
 pytestmark = pytest.mark.timeout(120)

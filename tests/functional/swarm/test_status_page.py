@@ -19,8 +19,7 @@ from sapo_swarm.coordinator.settings import CoordinatorSettings
 from sapo_swarm.coordinator.web import CSP, OF_NETWORK, chart_points
 from sapo_swarm.protocol.client import NodeClient
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.reasons import in_words
-from sapo_swarm.protocol.wire import GroupBody
+from sapo_swarm.protocol.wire import GroupBody, refusals_in_words
 
 HOSTILE = "<script>document.title='owned'</script>"
 
@@ -73,7 +72,7 @@ async def test_the_page_says_reasons_and_uptake_in_the_words_of_screen_2(hosted:
     async with aiohttp.ClientSession(hosted.url) as session, session.get("/") as response:
         html = await response.text()
     assert result.refused == {"stale": 1}
-    assert f"Sent, not taken: {in_words(result.refused)[0]}</p>" in html
+    assert f"Sent, not taken: {refusals_in_words(result.refused)[0]}</p>" in html
     assert ">Uptake</th>" in html
     assert "drew" not in html
 

@@ -18,7 +18,7 @@ from sapo_backends.checkpoints.locate import bundled_model_folder
 from sapo_backends.checkpoints.tokenizer import HfTokenizer
 from sapo_desktop.commands.models.export import lm_studio_target
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.bases.licence import licence_of
+from sapo_desktop.services.bases.fetching import licence_of
 from sapo_desktop.services.models.exports.card import ModelCardRecord, record_of, render_model_card
 from sapo_desktop.services.models.exports.export import (
     LIBRARIES,

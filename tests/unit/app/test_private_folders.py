@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo_backends.cache_folder import cache_folder
+from sapo_backends.checkpoints.hub_cache import cache_folder
 from sapo_desktop import cli
 from sapo_desktop.errors import AppError
 from sapo_desktop.paths import Home

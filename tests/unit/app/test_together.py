@@ -18,7 +18,7 @@ from sapo_desktop.dashboard.widgets.frame import header_line
 from sapo_swarm.evaluation import wilson_interval
 from sapo_swarm.events import Event, SwarmUpdated, TaskScore
 from sapo_swarm.protocol.client import why_not
-from sapo_swarm.protocol.reasons import WORDS, in_words
+from sapo_swarm.protocol.wire import REFUSAL_WORDS, refusals_in_words
 
 SWARM = list(recording("swarm", 30, 11))
 
@@ -40,15 +40,15 @@ def measured(round_: int, score: float, low: float) -> Event:
 
 
 def test_every_reason_to_reject_a_group_has_plain_words() -> None:
-    for reason in WORDS:
-        (said,) = in_words({reason: 6}, 8)
+    for reason in REFUSAL_WORDS:
+        (said,) = refusals_in_words({reason: 6}, 8)
         assert said.startswith("6 of 8 ")
         assert said.split()[3] in ("had", "came", "were", "could"), said
-    assert in_words({"stale": 0, "no_signal": 6, "own": 9}) == [
+    assert refusals_in_words({"stale": 0, "no_signal": 6, "own": 9}) == [
         "9 were this node's own",
         "6 had no rollout better than the rest",
     ]
-    assert in_words({"\x1b[31mnew_one": 1}) == ["1 ·[31mnew one"]
+    assert refusals_in_words({"\x1b[31mnew_one": 1}) == ["1 ·[31mnew one"]
 
 
 def test_of_all_batches_the_part_that_came_from_others_is_counted_over_blocks_of_rounds_too() -> None:

@@ -29,7 +29,7 @@ LOAD_KERNELS = native.load_kernels
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where there are no kernels compiled for the processor, and nothing is known yet."""
-    for module in ("native", "device_check"):
+    for module in ("native", "paths", "device_check"):
         monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.load_kernels", lambda: None)
     monkeypatch.setattr(runtime, "_FAILED", set())
     monkeypatch.setattr(runtime, "_FOUND", {})
@@ -141,7 +141,7 @@ def test_c_kernels_that_compute_something_else_than_float64_are_left_out(
     if LOAD_KERNELS() is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("SAPO_HOME", str(tmp_path))
-    for module in ("native", "device_check"):
+    for module in ("native", "paths", "device_check"):
         monkeypatch.setattr(f"sapo_backends.torch_backend.{module}.load_kernels", LOAD_KERNELS)
     assert computed_by() == "own decoder, compiled C kernels"
     (record,) = tmp_path.rglob("met-*.json")

@@ -13,8 +13,8 @@ from tests.fuzz.model_files import JSON_FILES, WEIGHTS, model_copy, mutate
 from tests.support.gguf_files import TINY, gguf_bytes, placed
 
 from sapo_backends.base import LoadRequest
-from sapo_backends.cache_folder import cache_folder
 from sapo_backends.checkpoints import gguf_view, inspection
+from sapo_backends.checkpoints.hub_cache import cache_folder
 from sapo_backends.checkpoints.locate import resolve_local_model, validate_model_folder
 from sapo_backends.checkpoints.spec import decoder_spec
 from sapo_backends.checkpoints.tokenizer import HfTokenizer, read_json

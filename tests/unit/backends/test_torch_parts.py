@@ -23,8 +23,7 @@ from sapo_backends.torch_backend.causal_lm import DecoderModel  # noqa: E402
 from sapo_backends.torch_backend.decode_session import BUCKET_COST, length_buckets, plan_cache_grid  # noqa: E402
 from sapo_backends.torch_backend.decode_step import next_logits  # noqa: E402
 from sapo_backends.torch_backend.decoder import decoder_layout  # noqa: E402
-from sapo_backends.torch_backend.generation import draw_uniforms, inverse_cdf, sample_tokens  # noqa: E402
-from sapo_backends.torch_backend.native import SMALL_VOCABULARY  # noqa: E402
+from sapo_backends.torch_backend.generation import SMALL_VOCABULARY, draw_uniforms, inverse_cdf, sample_tokens  # noqa: E402
 from sapo_backends.torch_backend.packing import pack_micro_batch  # noqa: E402
 from sapo_backends.torch_backend.runtime import ShardWorkers, on_cpu, script_function, split_range  # noqa: E402
 

@@ -15,7 +15,7 @@ from sapo_backends.base import LoadRequest  # noqa: E402
 from sapo_backends.checkpoints.spec import decoder_spec  # noqa: E402
 from sapo_backends.checkpoints.tokenizer import read_json  # noqa: E402
 from sapo_backends.errors import OutOfMemory  # noqa: E402
-from sapo_backends.torch_backend import TorchBackend, engine, native, runtime  # noqa: E402
+from sapo_backends.torch_backend import TorchBackend, engine, native, paths, runtime  # noqa: E402
 from sapo_backends.torch_backend.generation import drops_rows  # noqa: E402
 from sapo_backends.torch_backend.runtime import free_memory  # noqa: E402
 
@@ -33,9 +33,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     runtime.packing_works.cache_clear()
 
 
-def choose(dtype: torch.dtype, parameters: int = 10**6, device: torch.device = CPU) -> native.ComputePaths:
+def choose(dtype: torch.dtype, parameters: int = 10**6, device: torch.device = CPU) -> paths.ComputePaths:
     spec = decoder_spec(read_json(model_path("starter-1m") / "config.json"))
-    return native.choose_paths(spec, device, dtype, parameters)
+    return paths.choose_paths(spec, device, dtype, parameters)
 
 
 def test_small_float32_models_are_computed_by_the_compiled_kernels() -> None:
@@ -70,7 +70,7 @@ def test_kernels_that_do_not_compile_are_noted_once(
     assert choose(torch.float32).kernels is None
     assert len(caplog.records) == 1
     assert "compiled C kernels cannot be used here" in caplog.text
-    assert native.check_fast_paths().keys() == {"native"}
+    assert paths.check_fast_paths().keys() == {"native"}
 
 
 def test_private_functions_that_a_torch_lacks_are_noted(
@@ -102,10 +102,10 @@ def test_paths_can_be_left_out_on_purpose_without_a_warning() -> None:
     """SAPO_WITHOUT is read once, so in a process of its own."""
     program = (
         "import os; os.environ['SAPO_WITHOUT'] = 'native,torchscript,onednn'\n"
-        "from sapo_backends.torch_backend import native\n"
+        "from sapo_backends.torch_backend import paths\n"
         "from sapo_backends.torch_backend.native import load_kernels\n"
         "from sapo_backends.torch_backend import runtime\n"
-        "print(load_kernels(), runtime.packs_bfloat16(), runtime.torchscript_works(), native.check_fast_paths())"
+        "print(load_kernels(), runtime.packs_bfloat16(), runtime.torchscript_works(), paths.check_fast_paths())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("None False False {}", "")

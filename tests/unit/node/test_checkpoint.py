@@ -15,12 +15,12 @@ from sapo_swarm.node.checkpoints import (
     CheckpointInfo,
     CheckpointStore,
     NoRoom,
+    checkpoints_to_drop,
     folder_bytes,
     has_optimizer,
     read_state,
     rounds_of,
 )
-from sapo_swarm.node.journal_thinning import checkpoints_to_drop
 from sapo_swarm.node.model_store import BYTES_A_DAY, DAY_S, checkpoint_due
 
 ENGINE = FakeBackend().load(LoadRequest("fake"))

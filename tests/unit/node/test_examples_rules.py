@@ -19,7 +19,7 @@ from sapo_swarm.node.examples_phase import steps_between_readings, why_over, wit
 from sapo_swarm.node.governor.run_control import RunControl, RunRequests, apply_command, find_obstacle, last_pause
 from sapo_swarm.node.journal import EventBus, Journal
 from sapo_swarm.node.journal_thinning import merge_rounds
-from sapo_swarm.node.round_context import NodeActivity
+from sapo_swarm.node.round_phases import NodeActivity
 from sapo_swarm.node.round_warnings import MASTERED, StallDetector
 from sapo_swarm.node.verified_examples import BATCH, cut_into_batches, rows_apart
 from sapo_swarm.resolve_run import RunFacts, resolve_run_config

@@ -33,7 +33,7 @@ from sapo_swarm.node.governor.run_control import (
     running_note,
 )
 from sapo_swarm.node.journal import EventBus, Journal
-from sapo_swarm.node.round_context import NodeActivity
+from sapo_swarm.node.round_phases import NodeActivity
 from sapo_swarm.node.round_warnings import CROWDED
 
 BATTERY = GovernorHold("battery", "on battery", "once plugged in", 0.0)

@@ -13,10 +13,8 @@ from sapo_desktop.services.swarms.membership import public_model_name
 from sapo_swarm.config import RunConfig
 from sapo_swarm.errors import UnknownName
 from sapo_swarm.events import GroupRecorded, RoundFinished
-from sapo_swarm.node.exchange import STRETCH, worst_stretch
-from sapo_swarm.node.round_context import RoundWork
-from sapo_swarm.node.round_phases import NO_UPDATE, record_round
-from sapo_swarm.node.swarm_exchange import ExternalPool
+from sapo_swarm.node.round_phases import NO_UPDATE, RoundWork, record_round
+from sapo_swarm.node.swarm_exchange import STRETCH, ExternalPool, worst_stretch
 from sapo_swarm.node.swarm_stats import SwarmStats
 from sapo_swarm.protocol.client import ExchangeResult
 from sapo_swarm.protocol.receive import AcceptanceRules

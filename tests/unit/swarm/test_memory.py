@@ -9,7 +9,7 @@ from pathlib import Path
 from sapo_swarm.config import RunConfig
 from sapo_swarm.events import GroupRecorded
 from sapo_swarm.node.journal import Journal
-from sapo_swarm.node.round_context import ReplayBuffer, restore_replay_buffer
+from sapo_swarm.node.round_phases import ReplayBuffer, restore_replay_buffer
 from sapo_swarm.types import Group, Question, Rollout, Source, TaskRef
 
 HASH = hashlib.sha256(b"q").hexdigest()

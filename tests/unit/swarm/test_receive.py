@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapo_swarm.protocol.identity import Identity
-from sapo_swarm.protocol.reasons import WORDS
 from sapo_swarm.protocol.receive import AcceptanceRules, GroupReceiver
 from sapo_swarm.protocol.time_quota import (
     FIRST_TRUST,
@@ -21,7 +20,7 @@ from sapo_swarm.protocol.time_quota import (
     NEWCOMERS_RATE,
     TimeQuota,
 )
-from sapo_swarm.protocol.wire import PER_SOURCE, GroupBody, SharedCompletion, SignedGroup
+from sapo_swarm.protocol.wire import PER_SOURCE, REFUSAL_WORDS, GroupBody, SharedCompletion, SignedGroup
 from sapo_swarm.scoring.prompts import extract_answer
 from sapo_swarm.scoring.scorer import ScoredTexts, ScoringFailed, UnanswerableQuestion
 from sapo_swarm.types import STRICT, Question, RewardRule, TaskRef
@@ -141,7 +140,7 @@ async def test_every_reason_is_counted_under_its_name(receiver: GroupReceiver) -
     for raw_group in cases.values():
         assert await receiver.receive([raw_group], NOW) == []
     assert receiver.rejected == dict.fromkeys(cases, 1)
-    assert cases.keys() < WORDS.keys()
+    assert cases.keys() < REFUSAL_WORDS.keys()
 
 
 async def test_a_source_gives_a_few_groups_a_sample_and_no_copies(receiver: GroupReceiver) -> None:

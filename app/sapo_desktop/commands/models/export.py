@@ -8,9 +8,8 @@ from pathlib import Path
 
 from sapo_backends.checkpoints import local_models
 from sapo_backends.errors import size_text
-from sapo_desktop import umask
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home, typed_target
+from sapo_desktop.paths import Home, restore_shell_umask, typed_target
 from sapo_desktop.streams import print_progress
 
 
@@ -77,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     label = ExportPlan(args.format, Path(), args.quant).label
     target = typed_target(args.to or default_target(model.folder, source, label))
     if args.to:
-        umask.as_in_the_shell()
+        restore_shell_umask()
     done = create_export(source, ExportPlan(args.format, target, args.quant, not args.no_verify), print_progress)
     print(f"Wrote {chosen.label} as {args.format} ({size_text(done.size)}) to\n{done.folder}\n{done.sentence()}")
     if unsaved:

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 
 from sapo_backends.errors import size_text
-from sapo_desktop import umask
 from sapo_desktop.errors import UsageError
-from sapo_desktop.paths import Home, quote_command, typed_target
+from sapo_desktop.paths import Home, quote_command, restore_shell_umask, typed_target
 from sapo_desktop.services.models import control, recording
 from sapo_desktop.services.models.figures import FORMATS, KINDS, FigureJob, figure_rows, write_figures
 from sapo_desktop.services.models.shelf import history, keeping, mending, store
@@ -267,7 +266,7 @@ def export_figures(home: Home, args: argparse.Namespace) -> int:
     """Write the figures; the exit code. Raises UsageError, AppError, JournalError."""
     if args.output is None:
         raise UsageError("Say where to: sapo-desktop models figures NAME --format csv -o figures.csv")
-    umask.as_in_the_shell()
+    restore_shell_umask()
     name, path = recording.find_recording(home, *args.names)
     print_progress(0.0, "reading")
     events = recording.load_recording(path, (*KINDS, "checkpoint", "external")) if path.exists() else []

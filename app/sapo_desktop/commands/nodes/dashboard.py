@@ -12,9 +12,9 @@ import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from sapo_desktop import settings, umask
+from sapo_desktop import settings
 from sapo_desktop.errors import USER_ERRORS, AppError
-from sapo_desktop.paths import Home, own_command
+from sapo_desktop.paths import Home, own_command, shell_umask
 
 if TYPE_CHECKING:
     from sapo_desktop.dashboard.feed import ControlFeed
@@ -183,7 +183,7 @@ async def _verb(home: Home, arguments: list[str]) -> int:
 async def run_verb(arguments: list[str]) -> int:
     """Run a verb in this terminal as if typed in a shell, in a separate process, so that it can ask and be interrupted."""
     lines = ["--linear"] if arguments[:1] in (["replay"], ["tour"]) else []
-    process = await asyncio.create_subprocess_exec(*own_command(), *arguments, *lines, umask=umask.of_the_shell())
+    process = await asyncio.create_subprocess_exec(*own_command(), *arguments, *lines, umask=shell_umask())
     try:
         return await process.wait()
     except asyncio.CancelledError:

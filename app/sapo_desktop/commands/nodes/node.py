@@ -22,7 +22,7 @@ import msgspec
 
 from sapo_backends.common import hardware
 from sapo_desktop import __version__, settings
-from sapo_desktop.commands.parsing import VerbParser
+from sapo_desktop.commands.parsing import VerbParser, read_invite
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.against_base import (
@@ -37,7 +37,7 @@ from sapo_desktop.services.machine import engines, load_request, memory_plan, sp
 from sapo_desktop.services.models import training
 from sapo_desktop.services.models.shelf.store import Model
 from sapo_desktop.services.nodes.supervisor import NodeLock
-from sapo_desktop.services.swarms import invite_text, membership, trial
+from sapo_desktop.services.swarms import membership, trial
 from sapo_desktop.services.tasks import judging
 from sapo_desktop.settings import flags
 from sapo_desktop.streams import json_line, to_nowhere
@@ -220,7 +220,7 @@ def _invite(args: argparse.Namespace, home: Home, chosen: settings.Settings) -> 
     if args.join == "saved":
         return membership.load_invite(home.invite)
     if args.join:
-        return membership.parse_typed_invite(invite_text.read_invite(args.join))
+        return membership.parse_typed_invite(read_invite(args.join))
     return membership.load_invite(home.invite) if chosen.swarm.join and not args.silo else None
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sapo_desktop import settings
+from sapo_desktop.commands.parsing import read_invite
 from sapo_desktop.errors import AppError, UsageError
 from sapo_desktop.paths import Home
-from sapo_desktop.services.swarms import invite_text, membership
+from sapo_desktop.services.swarms import membership
 from sapo_desktop.settings import flags
 from sapo_swarm.node.known_successes import WrittenAnswer, keep_written
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient
@@ -78,11 +79,7 @@ async def _contribute(home: Home, args: argparse.Namespace) -> int:
 
     chosen = settings.load_settings(home.settings)
     config = flags.run_config(chosen, args)
-    invite = (
-        membership.parse_typed_invite(invite_text.read_invite(args.join))
-        if args.join
-        else membership.load_invite(home.invite)
-    )
+    invite = membership.parse_typed_invite(read_invite(args.join)) if args.join else membership.load_invite(home.invite)
     membership.require_shared(config, invite.swarm)
     tasks = [
         task for task in config.tasks if not catalogue.is_own(task) or library.has_shared_version(task, invite.swarm)

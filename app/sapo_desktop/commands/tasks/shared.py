@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import sys
 
+from sapo_desktop.commands.parsing import read_invite
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf.store import train_on
-from sapo_desktop.services.swarms import invite_text, membership, sharing
+from sapo_desktop.services.swarms import membership, sharing
 from sapo_desktop.services.swarms.membership import offer_status
 from sapo_swarm.protocol.invite import Invite
 from sapo_swarm.protocol.safe_text import safe_text
@@ -45,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
 def _invite(home: Home, given: str) -> Invite:
     """The typed invite, which is not saved, or the saved one. Raises UsageError."""
     if given not in ("", "saved"):
-        return membership.parse_typed_invite(invite_text.read_invite(given))
+        return membership.parse_typed_invite(read_invite(given))
     if not home.invite.exists():
         raise UsageError("No invite is saved. Name one: sapo-desktop tasks offered --join INVITE")
     return membership.load_invite(home.invite)

@@ -25,16 +25,15 @@ from sapo_backends.measure import machine_limits
 from sapo_backends.measure.choice import MeasuredRates
 from sapo_backends.measure.precision import model_size
 from sapo_desktop.paths import Home
-from sapo_desktop.services.bases import forecast, licence, question_tokens
+from sapo_desktop.services.bases import fetching, forecast, question_tokens
 from sapo_desktop.services.bases.forecast import ROUNDS, TrainingForecast
 from sapo_desktop.services.bases.recommended import RecommendedBase, find_recommended_base
 from sapo_desktop.services.machine import engines, load_request, memory_plan, speed
 from sapo_desktop.services.machine.memory_plan import MemoryPlan
 from sapo_swarm.algorithms import local_groups
 from sapo_swarm.config import RunConfig
-from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes
+from sapo_swarm.node.checkpoints import BYTES_A_PARAMETER, free_bytes, over_budget
 from sapo_swarm.node.clock import format_duration
-from sapo_swarm.node.journal_thinning import over_budget
 from sapo_swarm.node.training_count import count_of
 from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.own.folder import OwnTask
@@ -111,7 +110,7 @@ class BaseCard:
     def short(self) -> str:
         """One line for a list: licence, size, whether access must be granted by its owner, and whether it fits."""
         where = "here" if not self.download else f"{size_text(self.download)}{', gated' if self.gated else ''}"
-        return f"{licence.in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
+        return f"{fetching.licence_in_words(self.license)}, {where}, {'fits' if self.fits else 'does not fit'}"
 
 
 def build_base_card(
@@ -203,11 +202,11 @@ def _facts(config: RunConfig, ask: bool) -> BaseCard:
     )
     files = locate.weight_files(folder) if source == "file" else [file for file in folder.iterdir() if file.is_file()]
     weight = sum(file.stat().st_size for file in files)
-    stated = licence.name_of(model, folder)
+    stated = fetching.licence_name(model, folder)
     return replace(
         empty,
         source=source,
-        license=empty.license if stated == licence.UNKNOWN else stated,
+        license=empty.license if stated == fetching.UNKNOWN else stated,
         parameters=size.parameters,
         bytes=weight,
         slow=_slow(folder),
@@ -294,7 +293,7 @@ def quantisation_of(model: str) -> str:
 
 def base_card_lines(card: BaseCard) -> list[str]:
     """The card for a terminal."""
-    title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {licence.in_words(card.license)}"
+    title = f"{card.model}: {card.parameters / 1e6:,.0f}M parameters, {fetching.licence_in_words(card.license)}"
     here = (
         "nothing, it is on this disk" if not card.download else f"{size_text(card.download)} of {size_text(card.bytes)}"
     )

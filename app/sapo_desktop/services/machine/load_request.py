@@ -11,7 +11,7 @@ from sapo_desktop.paths import Home
 from sapo_swarm.config import RunConfig
 
 if TYPE_CHECKING:
-    from sapo_swarm.node.stored_trials import StoredTrials
+    from sapo_swarm.node.base_trial import StoredTrials
 
 
 def build_load_request(config: RunConfig) -> LoadRequest:
@@ -50,7 +50,7 @@ def stored_trials(home: Home, config: RunConfig) -> StoredTrials:
     """Trials that were made of the run's base on this machine: `tasks new` makes one, and so does a base's first run."""
     from sapo_backends.checkpoints import locate
     from sapo_desktop import __version__
-    from sapo_swarm.node.stored_trials import StoredTrials
+    from sapo_swarm.node.base_trial import StoredTrials
 
     def model_id() -> str:
         try:

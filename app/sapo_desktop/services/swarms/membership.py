@@ -18,6 +18,7 @@ from sapo_desktop.settings import Settings
 from sapo_swarm.config import RunConfig
 from sapo_swarm.node.clock import steady_seconds
 from sapo_swarm.node.swarm_exchange import SwarmExchange
+from sapo_swarm.node.swarm_stats import ExchangeHold
 from sapo_swarm.protocol.client import CoordinatorError, NodeClient, Refused
 from sapo_swarm.protocol.identity import KeyStoreError, StoredIdentity, load_or_create
 from sapo_swarm.protocol.invite import BadInvite, Invite, parse_invite
@@ -90,8 +91,6 @@ def _of_inactive(offer: TaskOffer, how: str) -> str:
         ),
     }.get(how, f"{offer.name} can be trained on together: add it to --tasks.")
 
-
-# Being in a swarm: the saved invite, the identity, the node's exchange, and leaving.
 
 # Being in a swarm: the saved invite, the identity, and the node's exchange.
 
@@ -205,6 +204,12 @@ def _refusal(error: Refused) -> str:
     return f"The coordinator refuses: {safe_text(str(error), 300, lines=False)}"
 
 
+OPEN_SWARM_HOLD = ExchangeHold(
+    "trial at the next start", "This swarm is open to anyone now. Its trial begins when the node starts again"
+)
+"""Of a node that learns during its run that the swarm is open: a trial has its own settings."""
+
+
 async def join_swarm(
     invite: Invite,
     who: StoredIdentity,
@@ -229,7 +234,7 @@ async def join_swarm(
         client, strict if on_trial else rules, model, config.sampling, name, memory=memory, clock=steady_seconds
     )
     if saved is not None and not on_trial:
-        exchange.joined = lambda info: trial.OpenSwarmHold() if info.open and _unsettled(saved, invite) else None
+        exchange.joined = lambda info: OPEN_SWARM_HOLD if info.open and _unsettled(saved, invite) else None
     sentences: list[str] = []
     try:
         info = await client.join(exchange.name, exchange.model)

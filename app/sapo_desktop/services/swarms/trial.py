@@ -72,13 +72,6 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.swarm}-{int(self.since)}"
 
 
-class OpenSwarmHold(msgspec.Struct, frozen=True):
-    """Blocks the exchange of a node that learns during its run that the swarm is open: a trial has its own settings."""
-
-    reason: str = "trial at the next start"
-    sentence: str = "This swarm is open to anyone now. Its trial begins when the node starts again"
-
-
 class TrialProgress(msgspec.Struct, frozen=True):
     """How far a model's trial is: rounds, groups in its batches, external ones among them. name: "" = there is no trial."""
 

@@ -8,27 +8,21 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sapo_backends.cache_folder import cache_folder
-from sapo_backends.checkpoints.spec import DecoderSpec, why_not
-from sapo_backends.common import hardware, round_memory
-from sapo_backends.torch_backend.runtime import (
-    fall_back,
-    is_left_out,
-    list_fallbacks,
-    packs_bfloat16,
-    torchscript_works,
-)
+from sapo_backends.checkpoints.hub_cache import cache_folder
+from sapo_backends.checkpoints.spec import DecoderSpec
+from sapo_backends.common import hardware
+from sapo_backends.torch_backend.runtime import fall_back, is_left_out
 
 # The C files here as native code for this machine: compiled once into the cache folder, if there is a C compiler.
 #
@@ -328,57 +322,6 @@ def _works(found: NativeKernels) -> bool:
     return all(torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6) for mine, theirs in pairs)
 
 
-# Which implementation computes a model: the one place where the torch engine chooses. docs/engines.md has the figures.
-#
-# Each path computes the same mathematics as the next simpler one; a path that is unavailable here is left out, with a
-# line in the log if it should have worked (runtime.py).
-
-WeightLayout = Literal["packed", "as stored"]
-SMALL_VOCABULARY = 2048
-"""Up to this many tokens the sampler sums whole rows of probabilities rather than blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComputePaths:
-    """kernels: the compiled C kernels, if they compute this model. layout: that of the weights for decoding without the
-    kernels. attention: the kernels, if they compute the attention of decode steps beside that layout."""
-
-    kernels: NativeKernels | None
-    layout: WeightLayout
-    device: str
-    four_bit: bool = False
-    attention: NativeKernels | None = None
-
-    def __str__(self) -> str:
-        """A description for EngineInfo.extra."""
-        if self.kernels is not None:
-            return "own decoder, compiled C kernels"
-        weights = ", oneDNN-packed weights" if self.layout == "packed" else ", 4-bit weights" if self.four_bit else ""
-        if self.attention is not None:
-            return f"own decoder, compiled C kernels beside{weights.removeprefix(',')}"
-        if self.device == "cuda":
-            return f"own decoder, CUDA graphs{weights}"
-        return (
-            f"own decoder, {'TorchScript' if self.device == 'cpu' and torchscript_works() else 'plain torch'}{weights}"
-        )
-
-
-def choose_paths(
-    spec: DecoderSpec, device: torch.device, compute: torch.dtype, parameters: int, four_bit: bool = False
-) -> ComputePaths:
-    """The paths for a model that our own decoder computes, by its number of parameters and the type `compute`."""
-    if four_bit:
-        return ComputePaths(None, "as stored", device.type, four_bit=True)
-    whole = device.type == "cpu" and suits_kernels(spec)
-    if whole and compute == torch.float32 and parameters < round_memory.SHARDED_BELOW:
-        compiled = load_kernels()
-        if compiled is not None:
-            return ComputePaths(compiled, "as stored", device.type)
-    packed = device.type == "cpu" and compute == torch.bfloat16 and packs_bfloat16()
-    attention = load_kernels() if packed and whole else None
-    return ComputePaths(None, "packed" if packed else "as stored", device.type, attention=attention)
-
-
 def sampler_kernels(logits: torch.Tensor) -> NativeKernels | None:
     """The compiled kernels, if they can sample from logits (rows, V): float32 or bfloat16 on a processor."""
     known = logits.dtype in (torch.float32, torch.bfloat16)
@@ -389,16 +332,3 @@ def vocabulary_kernels(head: torch.Tensor, softcap: float) -> NativeKernels | No
     """The compiled kernels, if they can process the logits of this unembedding."""
     known = head.dtype in (torch.float32, torch.bfloat16) and softcap == 0.0
     return load_kernels() if known and head.device.type == "cpu" else None
-
-
-def why_transformers(config: Mapping[str, Any]) -> str:
-    """Why transformers, not our own decoder, has to compute a model; empty if it does not."""
-    return "left out by SAPO_WITHOUT" if is_left_out("own") else why_not(config)
-
-
-def check_fast_paths() -> dict[str, str]:
-    """Try everything that depends on a compiler or on private functions of torch; name -> why it cannot be used."""
-    load_kernels()
-    packs_bfloat16()
-    torchscript_works()
-    return list_fallbacks()

@@ -17,7 +17,7 @@ from sapo_swarm.coordinator.requests import client_address
 from sapo_swarm.coordinator.rules import prefix_of
 from sapo_swarm.coordinator.server import Coordinator
 from sapo_swarm.coordinator.window_stats import Overview, build_overview
-from sapo_swarm.protocol.reasons import in_words
+from sapo_swarm.protocol.wire import refusals_in_words
 
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -63,7 +63,7 @@ class _Page:
         html = self._template.render(
             swarm=swarm,
             view=view,
-            refused=in_words(dict(view.refused)),
+            refused=refusals_in_words(dict(view.refused)),
             rounds=chart_points(view.rounds),
             rewards=chart_points(view.rewards),
             latest_reward=next((r for r in reversed(view.rewards) if r is not None), None),

@@ -24,7 +24,7 @@ from sapo_swarm.node.governor.rules import (
     ThrottleLevel,
 )
 from sapo_swarm.node.journal import EventBus, JournalError
-from sapo_swarm.node.round_context import NodeActivity
+from sapo_swarm.node.round_phases import NodeActivity
 from sapo_swarm.node.round_warnings import CROWDED
 
 # The person's requests to the node, besides the limits: pure functions of requests and the clock.

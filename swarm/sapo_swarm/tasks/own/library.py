@@ -212,7 +212,7 @@ def _yes(path: Path) -> set[str]:
         return set()
 
 
-def is_own(ref: TaskRef) -> bool:
+def is_own_ref(ref: TaskRef) -> bool:
     """The reference belongs to a custom task: it means nothing on a machine that does not have this version of it."""
     return ref.generator.startswith("task-")
 
@@ -260,12 +260,12 @@ def _comes_without_held_out(name: str) -> bool:
 
 def max_episode_turns(ref: TaskRef) -> int:
     """Most turns of the model in a custom task's environment; 0 for a question with one answer. Raises BadTask, KeyError."""
-    return load_task(ref.dataset).spec.turns if is_own(ref) else 0
+    return load_task(ref.dataset).spec.turns if is_own_ref(ref) else 0
 
 
 def judge_rubric(ref: TaskRef) -> str:
     """The rubric by which answers to a custom task are judged; "" if they are verified. Raises BadTask, KeyError."""
-    return load_task(ref.dataset).spec.rubric if is_own(ref) else ""
+    return load_task(ref.dataset).spec.rubric if is_own_ref(ref) else ""
 
 
 def is_judged(ref: TaskRef) -> bool:
@@ -279,7 +279,7 @@ def is_judged(ref: TaskRef) -> bool:
 def answer_extraction(ref: TaskRef) -> Extract | None:
     """Where answers of its task stand ("tags": where the run's answer format says); None if the task no longer exists."""
     try:
-        return load_task(ref.dataset).spec.extract if is_own(ref) else "tags"
+        return load_task(ref.dataset).spec.extract if is_own_ref(ref) else "tags"
     except (ValueError, KeyError):
         return None
 
@@ -291,4 +291,4 @@ def answers_elsewhere(ref: TaskRef) -> bool:
 
 def task_system_prompt(ref: TaskRef) -> str:
     """The system prompt of a custom task's questions; "" if it is the app's. Raises BadTask, KeyError."""
-    return load_task(ref.dataset).spec.system if is_own(ref) else ""
+    return load_task(ref.dataset).spec.system if is_own_ref(ref) else ""

@@ -36,7 +36,7 @@ from sapo_desktop.services.models.shelf.overview import ModelOverview, format_ga
 from sapo_desktop.services.models.shelf.store import rounds_of
 from sapo_swarm.events import Evaluated, RunStarted
 from sapo_swarm.node.clock import format_age, local_time
-from sapo_swarm.node.training_count import TrainingCounts
+from sapo_swarm.node.training_count import TrainingCounts, count_of
 
 # A model as plain text on screen 4: a row in the list, and all its details when opened.
 
@@ -81,10 +81,6 @@ def model_row(one: ModelOverview, training: bool, now: float, width: int, glyphs
     )
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def _short(number: int) -> str:
     return f"{number:,}" if number < 100_000 else f"{number / 1000:,.0f} k"
 
@@ -121,7 +117,7 @@ def model_details(one: ModelOverview, now: float, width: int, glyphs: GlyphSet) 
     """All details, shown below the chart of an opened model."""
     checkpoints = one.model.checkpoints
     rows = [
-        Content.styled(f"History ({_many(len(one.story.sessions), 'session')})", "bold"),
+        Content.styled(f"History ({count_of(len(one.story.sessions), 'session')})", "bold"),
         *(session_rows(one.story.sessions, one.story.counts, width) or [Content.styled("not trained yet", "$muted")]),
         Content(""),
         Content.styled("Held-out pass@1, change against the base in points", "bold"),

@@ -37,7 +37,7 @@ from sapo_desktop.dashboard.widgets.frame import Key, Panel
 from sapo_desktop.services.swarms.trial import MEANINGS, ROUNDS, contribution_rows
 from sapo_swarm.events import SwarmUpdated
 from sapo_swarm.node.clock import format_age
-from sapo_swarm.protocol.reasons import in_words
+from sapo_swarm.protocol.wire import refusals_in_words
 from sapo_swarm.resolve_run import TRIAL_EXTERNAL_GROUPS
 
 # The value of external groups here, and the age of what is shown.
@@ -265,10 +265,10 @@ def exchange_summary(state: DashboardState, now: float, width: int, height: int,
     if height <= LOW and (aha := in_a_line(state, width - len(AHA))):
         rows.append(Content.assemble((AHA, "bold $accent"), aha))
     rows.append(_row(("groups made", format_count(swarm.made)), ("accepted", format_count(swarm.accepted))))
-    refused = _reasons("sent, not taken", in_words(swarm.refused, swarm.made), width, 2 if height > 8 else 1)
+    refused = _reasons("sent, not taken", refusals_in_words(swarm.refused, swarm.made), width, 2 if height > 8 else 1)
     none = "all were taken" if state.gained.external else "nothing came in yet"
     room = max(height - len(rows) - len(refused) - 1, 1)
-    rows += [*_reasons("received, not taken", in_words(swarm.rejected), width, room, none), *refused]
+    rows += [*_reasons("received, not taken", refusals_in_words(swarm.rejected), width, room, none), *refused]
     rows.append(_traffic(state, swarm))
     return Content("\n").join(rows)
 

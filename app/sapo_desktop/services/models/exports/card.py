@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sapo_backends.errors import ModelNotFound
 from sapo_desktop.services.against_base import base_scores, describe_difference, format_rate
-from sapo_desktop.services.bases.licence import OTHER, UNKNOWN, licence_of
+from sapo_desktop.services.bases.fetching import OTHER, UNKNOWN, licence_of
 from sapo_desktop.services.machine.load_request import local_folder
 from sapo_desktop.services.models.exports.job import AskedQuestion
 from sapo_desktop.services.models.shelf.history import STORY, undone_evaluations

@@ -32,7 +32,7 @@ from sapo_backends.common import hardware
 from sapo_backends.errors import BackendUnavailable, OutOfMemory
 from sapo_backends.llamacpp_backend import LlamaCppBackend
 from sapo_desktop.errors import UsageError
-from sapo_desktop.services.bases import licence
+from sapo_desktop.services.bases.fetching import licence_files
 from sapo_desktop.services.machine import engines
 from sapo_desktop.services.machine.load_request import build_load_request
 from sapo_desktop.services.models.exports.formats import ADAPTER
@@ -91,7 +91,7 @@ def write_export(job: WriteJob, report: Report) -> WriteResult:
     else:
         engine.export(folder)
     engine.close()
-    for file in licence.licence_files(base):
+    for file in licence_files(base):
         shutil.copyfile(file, folder / file.name)
     return result
 

@@ -36,8 +36,6 @@ from sapo_desktop.settings import flags
 from sapo_swarm.node.control_api import ControlClient, NodeError
 from sapo_swarm.node.training_count import TrainingCount
 
-# A chat in the dashboard: a separate process loads the models, and a working node waits meanwhile.
-
 # A working node waits while the dashboard needs the processor and the memory for something else.
 #
 # The wait is a lease that is renewed: a dashboard that is killed, or whose last message gets lost, holds the node for
@@ -88,6 +86,9 @@ async def _renew(home: Home, holder: int, sleep: Callable[[float], Awaitable[Non
         with contextlib.suppress(NodeError):
             async with ControlClient(home.socket) as node:
                 await node.post("renew", for_s=LEASE_S, holder=holder)
+
+
+# A chat in the dashboard: a separate process loads the models, and a working node waits meanwhile.
 
 
 class ChatProcess:
