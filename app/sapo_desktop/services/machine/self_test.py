@@ -162,18 +162,7 @@ def _rounds(home: Path) -> Finding:
     """Three small rounds of the bundled model with the engine that a new run gets."""
     began = time.monotonic()
     try:
-        small = [
-            "--rounds",
-            "3",
-            "--local-groups",
-            "2",
-            "--group-size",
-            "4",
-            "--max-new-tokens",
-            "32",
-            "--eval-every",
-            "0",
-        ]
+        small = ("--rounds=3", "--local-groups=2", "--group-size=4", "--max-new-tokens=32", "--eval-every=0")
         process = _verb(home, "node", "--silo", *small, "--json", limit_s=5 * VERB_S)
     except AppError as error:
         return Finding("fail", "training", str(error))
