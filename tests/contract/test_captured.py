@@ -50,7 +50,7 @@ def capture_here(monkeypatch: pytest.MonkeyPatch, kind: type[Replayed]) -> Here:
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no kernels compiled for the processor."""
-    monkeypatch.setattr("sapo_backends.torch_backend.native.load_kernels", lambda: None)
+    monkeypatch.setattr("sapo_backends.torch_backend.paths.load_kernels", lambda: None)
 
 
 @pytest.mark.parametrize(("family", "method"), [("qwen2", "full"), ("qwen2", "lora"), ("gemma2", "full")])

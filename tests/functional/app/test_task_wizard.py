@@ -128,7 +128,7 @@ async def test_a_messy_file_becomes_a_model_with_a_held_out_figure_by_ten_keys(h
 async def test_every_step_can_be_read_and_worked_by_keys_at_every_size(home: Home, size: tuple[int, int]) -> None:
     async with dashboard(home).run_test(size=size) as pilot:
         screen = await drafted(pilot)
-        for field in ("question", "answer", "prompt", "extract", "verifier", "base"):
+        for field in ("question", "answer", "prompt", "rules", "extract", "verifier", "base"):
             await pilot.press("down")
             assert screen.focused is not None
             assert screen.focused.id == field
@@ -160,7 +160,7 @@ async def test_a_file_that_cannot_be_read_leaves_only_the_way_back(home: Home, t
         await pilot.press("m")
         await until(pilot, lambda: "one.csv" in said(pilot))
         await pilot.press("enter")
-        await until(pilot, lambda: "The file has one column" in said(pilot))
+        await until(pilot, lambda: "one.csv holds one question" in said(pilot))
         await pilot.pause()
         assert "one moment" not in said(pilot)
         assert "store" not in said(pilot)

@@ -23,7 +23,7 @@ EVENTS = (
 )
 VERIFIERS = (
     "choice environment exact format function json_equal json_schema judged length list number order python_tests regex "
-    "set sql"
+    "rules set sql"
 )
 JOBS = "answered failed missing progress read write written"
 
