@@ -70,7 +70,7 @@ def learning_rate(config: RunConfig, method: str, parameters: int, groups: int =
         return config.learning_rate
     if parameters < TINY:
         return min(3e-4, 2e-4 * math.sqrt(1e6 / parameters) * groups / LARGE_BATCH)
-    return 1e-4 if method == "lora" else 1e-6
+    return 3e-4 if method == "lora" else 1e-6
 
 
 EXAMPLES_RATES = ((200_000_000, 1e-3), (700_000_000, 5e-4))

@@ -115,15 +115,8 @@ def cells(line: dict[str, Any]) -> list[str]:
         shares.append(f"{base[0]:.0%} -> {trained[0]:.0%} [{trained[1]:.0%}, {trained[2]:.0%}]")
     node = next(one for one in line["lines"] if one["line"].startswith("node"))
     peak = max(one["peak_gb"] for one in line["lines"])
-    return [
-        line["model"],
-        line["table"],
-        str(line["seed"]),
-        str(line["rounds"]),
-        *shares,
-        f"{node['seconds']:.0f}",
-        f"{peak:.2f}",
-    ]
+    head = [line["model"], line["table"], str(line["seed"]), str(line["rounds"]), line["rate"] or "default"]
+    return [*head, *shares, f"{node['cpu_s']:.0f}", f"{peak:.2f}"]
 
 
 def main() -> None:

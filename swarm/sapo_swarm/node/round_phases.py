@@ -571,9 +571,9 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
     context.end()
 
 
-AFTER_EXAMPLES = 0.3
-"""Factor on the default learning rate for practice after an examples phase: most answers are right then, and the few wrong
-ones of a batch, with normalised advantages, would pull at everything learned. Measured: decision 52."""
+AFTER_EXAMPLES = {"lora": 0.1, "full": 0.3}
+"""By method, factor on the default learning rate for practice after an examples phase: most answers are right then, and the
+few wrong ones of a batch, with normalised advantages, would pull at everything learned. Measured: decisions 48 and 52."""
 
 
 def rate_share(config: RunConfig, round_number: int) -> float:
@@ -600,7 +600,7 @@ async def _practised(
         samples = await _with_old_logprobs(context, samples)
     rate = context.policy.learning_rate * rate_share(context.config, work.round - context.before_practice)
     if context.examples_rounds and not context.config.learning_rate:
-        rate *= AFTER_EXAMPLES
+        rate *= AFTER_EXAMPLES[context.host.engine.info.method]
     return samples, replayed, replace(context.policy, learning_rate=rate)
 
 

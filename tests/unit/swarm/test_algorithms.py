@@ -96,4 +96,4 @@ def test_the_step_is_the_setting_or_the_methods_default() -> None:
     assert learning_rate(RunConfig(), "full", 1) == 3e-4
     assert learning_rate(RunConfig(), "full", 4_000_000, 16) == pytest.approx(5e-5), "half a batch, half a step"
     assert learning_rate(RunConfig(), "full", 1_000_000, 256) == 3e-4
-    assert [learning_rate(RunConfig(), method, 500_000_000) for method in ("full", "lora")] == [1e-6, 1e-4]
+    assert [learning_rate(RunConfig(), method, 500_000_000) for method in ("full", "lora")] == [1e-6, 3e-4]
