@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+TASKS = Path(__file__).parent / "experiments" / "tasks"
+"""Own tasks that experiments name, as `sapo-desktop tasks new` wrote them."""
+
 
 def list_experiments() -> dict[str, Path]:
     """Name -> TOML file of every experiment that is registered here."""

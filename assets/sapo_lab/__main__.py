@@ -17,10 +17,11 @@ from sapo_backends.packages import install_command
 from sapo_desktop.errors import AppError, UsageError, exit_code_of
 from sapo_desktop.paths import Home, restore_shell_umask, set_private_umask
 from sapo_desktop.services.nodes.supervisor import NodeLock
-from sapo_lab import list_experiments, processes
+from sapo_lab import TASKS, list_experiments, processes
 from sapo_lab.running.run import PieceOver, RunProgress, run_arm, run_folder
 from sapo_lab.schema import Arm, Experiment, describe_conditions, load_experiment
 from sapo_swarm.config import RunConfig
+from sapo_swarm.tasks.own import library
 
 _LINE_S = 10.0
 """Minimum seconds between two progress lines of a run."""
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run_action(args: argparse.Namespace) -> int:
     """The exit code. Raises UsageError, AppError, BadExperiment."""
+    library.set_task_folder(TASKS)
     if args.action == "list":
         return _list(args.out)
     if args.action == "keys":

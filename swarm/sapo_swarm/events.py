@@ -106,11 +106,12 @@ class RoundFinished(_Event, frozen=True, kw_only=True, tag="round"):
     reward_local: local groups, before the update, unfiltered. reward_external: sampled external groups. reward_batch: the
     whole training batch. nonzero_groups: those of local_groups (in the lab: of all that were generated) with unequal rewards.
     truncated: how many of `completions` were cut at the token limit. seconds: by phase. figures: further ones by name:
-    "replayed", earlier local groups trained on again, "judge_tokens" that the judge read and
-    wrote, and those of experiments (sapo_lab.running.figures_of_round). covers: rounds that this record stands for, `round`
-    being the last: old rounds are stored in blocks, with sums of counts and seconds and means of figures; lowest and highest:
-    their extremes. taught: task -> external groups that were trained on for a success at it. examples: verified texts that
-    the update imitated; such a round samples nothing and has no reward. 0: a round of practice.
+    "replayed", earlier local groups trained on again, "judge_tokens" that the judge read and wrote, "kl" of the policy from
+    the base in nats a token (graded tasks alone), and those of experiments (sapo_lab.running.figures_of_round). covers:
+    rounds that this record stands for, `round` being the last: old rounds are stored in blocks, with sums of counts and
+    seconds and means of figures; lowest and highest: their extremes. taught: task -> external groups that were trained on for
+    a success at it. examples: verified texts that the update imitated; such a round samples nothing and has no reward. 0: a
+    round of practice.
     """
 
     round: int

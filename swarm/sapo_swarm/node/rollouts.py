@@ -169,12 +169,13 @@ async def score_completions(
     played = iter(await score_episodes(tokenizer, scorer, episodes, rule))
     read = iter(zip(single, await scorer.score_local(single, rule), strict=True))
     results: list[tuple[ScoredTexts, list[str], list[tuple[EpisodeTurn, ...]]]] = []
-    for question in questions:
+    for question, group in both:
         if library.max_episode_turns(question.ref):
             scored, turns = next(played)
             texts = ["\n".join(t.text for t in episode if not t.environment) for episode in turns]
         else:
             (_, texts), scored = next(read)
+            scored = scored.finished_only(question.ref, [completion.finish for completion in group])
             turns = [()] * len(texts)
         results.append((scored, texts, turns))
     return results

@@ -171,7 +171,7 @@ class RoundWork:
     is None; over: positions (question, completion) of episodes without a further turn. taken: when the external groups were
     taken, in Unix time. seconds: wall time of work by phase, without pauses. replayed: groups of earlier rounds that the
     update used besides `trained`. untold: events of the finished round that are not in the journal yet. examples: verified
-    texts of the update, in an example round.
+    texts of the update, in an example round. drift: see measure_drift.
     """
 
     round: int
@@ -194,6 +194,7 @@ class RoundWork:
     seconds: dict[str, float] = field(default_factory=dict)
     untold: tuple[Event, ...] = ()
     examples: int = 0
+    drift: Mapping[TaskRef, Sequence[float]] = field(default_factory=dict)
 
     @contextmanager
     def timed(self, phase: PhaseName) -> Iterator[None]:
@@ -546,6 +547,7 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
     context.begin(work, "update", "Updating the model")
     rng = np.random.default_rng(round_seed(context.node_key, context.config.seed, work.round, "assemble"))
     with work.timed("update"):
+        drift = await measure_drift(context, work)
         batch = assemble_batch(
             work.local,
             work.external or (),
@@ -555,6 +557,7 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
             context.algorithm.advantages,
             context.config.sampling,
             context.per_source,
+            {ref: [DRIFT_PRICE * nats for nats in of] for ref, of in drift.items()},
         )
         samples, replayed, policy = await _practised(context, work, batch, rng)
         seed = round_seed(context.node_key, context.config.seed, work.round, "update")
@@ -567,8 +570,47 @@ async def update_policy(context: RoundContext, work: RoundWork) -> None:
         except Cancelled:
             work.call = None  # before its first step: nothing is interrupted
             raise
-    work.trained, work.replayed = batch, len(replayed)
+    work.trained, work.replayed, work.drift = batch, len(replayed), drift
     context.end()
+
+
+DRIFT_PRICE = 0.1
+"""What a nat a token that the policy is away from the base takes off a reward: measured, see decision 61."""
+
+
+async def measure_drift(context: RoundContext, work: RoundWork) -> dict[TaskRef, list[float]]:
+    """For each local question whose task grades answers itself, by completion: how much likelier a token is under the policy
+    than under the base, in nats, the mean over the tokens. Its mean over samples is the policy's KL divergence from the base.
+
+    Empty where the base cannot answer any more (full fine-tuning), and after examples, which move the policy on purpose.
+    """
+    assert work.questions is not None
+    assert work.completions is not None
+    engine = context.host.engine
+    if not engine.keeps_untrained or context.examples_rounds:
+        return {}
+    graded = [
+        (question.ref, tuple(prompt), completions)
+        for question, prompt, completions in zip(work.questions, work.prompts, work.completions, strict=True)
+        if library.is_graded(question.ref)
+    ]
+    sequences = [TokenSequence(prompt, c.tokens) for _, prompt, completions in graded for c in completions]
+    if not sequences:
+        return {}
+
+    def base_logprobs() -> list[list[float]]:
+        with engine.untrained():
+            return engine.logprobs(sequences, context.policy.temperature)
+
+    base = iter(await context.host.call(base_logprobs))
+    return {ref: [_drift(c, next(base)) for c in completions] for ref, _, completions in graded}
+
+
+def _drift(completion: Completion, base: Sequence[float]) -> float:
+    """0 for a completion without a sampled token."""
+    sampled = completion.loss_mask or (True,) * len(base)
+    apart = [now - before for now, before, own in zip(completion.logprobs, base, sampled, strict=True) if own]
+    return _mean_of(apart)
 
 
 AFTER_EXAMPLES = {"lora": 0.1, "full": 0.3}
@@ -666,7 +708,8 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
             GroupRecorded(round=work.round, group=recorded, trained=any(recorded.advantages), first_solved=first)
         )
     stats, flat = work.stats, [c for group in work.completions for c in group]
-    counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens}
+    drifts = [nats for of in work.drift.values() for nats in of]
+    counts = {"replayed": work.replayed, "judge_tokens": work.judge_tokens, "kl": _mean_of(drifts)}
     external = [g for g in work.trained if g.external]
     local = [g for g in work.trained if not g.external] if work.trained else work.local
     events.append(
@@ -704,7 +747,11 @@ def record_round(work: RoundWork, external_wanted: int, solved: set[str]) -> Rou
 
 def _mean(groups: Sequence[Group]) -> float | None:
     rewards = [r for g in groups for r in g.rewards]
-    return sum(rewards) / len(rewards) if rewards else None
+    return _mean_of(rewards) if rewards else None
+
+
+def _mean_of(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _by_task(groups: Sequence[Group]) -> dict[str, float]:

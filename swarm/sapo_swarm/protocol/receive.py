@@ -233,6 +233,9 @@ class GroupReceiver:
         for case, verdict, seconds in zip(cases, verdicts, spent, strict=True):
             self._charge(case, seconds)
             if isinstance(verdict, ScoredTexts) and len(verdict.rewards) == len(case.body.completions):
+                verdict = verdict.finished_only(
+                    case.body.ref, [completion.finish for completion in case.body.completions]
+                )
                 case.verdict, case.taught = verdict, _taught(case.body, verdict.rewards)
                 continue
             if isinstance(verdict, ScoredTexts) or verdict.fault != "task":

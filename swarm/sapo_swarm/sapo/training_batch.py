@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sapo_swarm.errors import UnknownName
-from sapo_swarm.types import Group
+from sapo_swarm.types import Group, TaskRef
 
 # From a group's rewards to the advantages of its completions. float64 throughout.
 
@@ -247,10 +247,15 @@ def questions_to_sample(local: int, external: int, available: int) -> int:
     return local + max(0, min(local or external, external) - available)
 
 
-def with_advantages(group: Group, rule: AdvantageRule) -> Group:
-    """The group with the advantage of each completion. Raises ValueError on rewards that are not finite."""
-    values = rule(as_rewards(group.rewards))
+def with_advantages(group: Group, rule: AdvantageRule, penalties: Sequence[float] = ()) -> Group:
+    """The group with the advantage of each completion. penalties: one a completion, subtracted from the rewards first. Raises
+    ValueError on rewards that are not finite."""
+    rewards = as_rewards(group.rewards)
+    values = rule(rewards - as_rewards(penalties) if penalties else rewards)
     return msgspec.structs.replace(group, advantages=tuple(float(value) for value in values))
+
+
+NO_PENALTIES: Mapping[TaskRef, Sequence[float]] = {}
 
 
 def assemble_batch(
@@ -262,12 +267,14 @@ def assemble_batch(
     rule: AdvantageRule,
     sampling: str = "uniform_nonzero",
     per_source: int | None = 1,
+    penalties: Mapping[TaskRef, Sequence[float]] = NO_PENALTIES,
 ) -> list[Group]:
     """What one update trains on: I local and then J external groups, with their advantages.
 
     If fewer than J survive, spare local groups, unfiltered like the rest, fill the batch up to I + J as far as the node
     generated any. J may exceed I: what limits a hostile source is per_source, the log-probability floor and the tripwire, not
-    a share of the batch (the measured default for larger models is 2/8). Raises UnknownName, ValueError.
+    a share of the batch (the measured default for larger models is 2/8). penalties: of local groups, by question. Raises
+    UnknownName, ValueError.
     """
     total = local_wanted + external_wanted
     external = sample_external(pool, external_wanted, random, sampling, per_source)
@@ -275,4 +282,5 @@ def assemble_batch(
     used = {id(group) for group in chosen}
     spare = [group for group in local if id(group) not in used]
     chosen += sample_self(spare, total - len(chosen) - len(external), random)
-    return [with_advantages(group, rule) for group in [*chosen, *external]]
+    own = [with_advantages(group, rule, penalties.get(group.question.ref, ())) for group in chosen]
+    return own + [with_advantages(group, rule) for group in external]

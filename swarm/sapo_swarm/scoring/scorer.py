@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ from sapo_swarm.scoring.prompts import after_reasoning
 from sapo_swarm.scoring.rubric import JudgeAway, RubricJudge
 from sapo_swarm.scoring.sandbox import MEMORY_BYTES
 from sapo_swarm.tasks.own import library
-from sapo_swarm.types import STRICT, AnswerFormat, Question, RewardRule, TaskRef
+from sapo_swarm.types import STRICT, AnswerFormat, Finish, Question, RewardRule, TaskRef
 
 # The parent's hold on one worker process: start, run batches, kill on deadline, start again. Blocking calls.
 
@@ -415,6 +415,18 @@ class ScoredTexts:
     well_formed: tuple[bool, ...]
     prompt: str = ""
     shortcut: tuple[int, ...] = ()
+
+    def finished_only(self, ref: TaskRef, finishes: Sequence[Finish]) -> ScoredTexts:
+        """The same with nothing for a text that was cut off, where no mark ends the answer: what fills all the room that there
+        is can keep every rule, and a model soon finds out. The library's answers end with their mark."""
+        if "length" not in finishes or not library.answers_elsewhere(ref):
+            return self
+        ended = [finish != "length" for finish in finishes]
+        return replace(
+            self,
+            rewards=tuple(reward * over for reward, over in zip(self.rewards, ended, strict=True)),
+            well_formed=tuple(formed and over for formed, over in zip(self.well_formed, ended, strict=True)),
+        )
 
 
 _log = logging.getLogger(__name__)

@@ -13,12 +13,14 @@ from sapo_swarm.sapo.training_batch import (
     MIN_SPREAD,
     AdvantageRule,
     as_rewards,
+    assemble_batch,
     centred_advantages,
     leave_one_out,
     mean_normalised,
     normalised_advantages,
     reward_std,
 )
+from sapo_swarm.types import Group, Question, Rollout, TaskRef
 
 RULES = (normalised_advantages, centred_advantages, leave_one_out, mean_normalised)
 groups = st.lists(st.floats(0, 1, width=32), min_size=2, max_size=16).map(as_rewards)
@@ -102,3 +104,16 @@ def test_crumbs_of_partial_credit_do_not_become_a_full_sigma() -> None:
 def test_rewards_that_are_no_numbers_are_refused(bad: list[float]) -> None:
     with pytest.raises(ValueError, match="finite rewards"):
         as_rewards(bad)
+
+
+def test_of_two_answers_with_the_same_reward_the_one_that_cost_less_is_preferred() -> None:
+    ref = TaskRef("slogans", "own", 1, 0, "g")
+    rollouts = (Rollout("natural", "stop", 1.0), Rollout("! ! !", "stop", 1.0))
+    group = Group(Question(ref, "?", "0" * 64), rollouts)
+    (plain,) = assemble_batch([group], (), 1, 0, np.random.default_rng(0), normalised_advantages)
+    (priced,) = assemble_batch(
+        [group], (), 1, 0, np.random.default_rng(0), normalised_advantages, penalties={ref: (0.1, 0.6)}
+    )
+    assert plain.advantages == (0.0, 0.0)
+    assert priced.advantages == pytest.approx((1.0, -1.0), abs=1e-4)
+    assert priced.rewards == (1.0, 1.0), "what is shown stays the reward"

@@ -11,7 +11,7 @@ from tests.support.own_tasks import library_in, write_folder
 from sapo_desktop.errors import UsageError
 from sapo_desktop.services.tasks import review
 from sapo_desktop.services.tasks.proposal.draft import ImportOptions, draft_task
-from sapo_swarm.scoring.scorer import Scorer
+from sapo_swarm.scoring.scorer import ScoredTexts, Scorer
 from sapo_swarm.tasks.own.folder import read_task
 from sapo_swarm.tasks.own.rules import longest_answer, parse_rules, share_kept
 from sapo_swarm.tasks.own.spec import BadTask, RulesVerifier, parse_spec
@@ -33,6 +33,7 @@ SLOGAN = "3 to 8 words; contains {word}; exactly 1 line; ends with !"
         ("at least 2 lines", "one\n\ntwo", 1.0),
         ("at least 2 lines", "one\n\n", 0.0),
         ("2 words", "don't well-known", 1.0),
+        ("at most 3 words; ends with !", "bright ! ! ! ! ! !", 0.5),
         ("without cheap", "cheaper than ever", 1.0),
         ("without cheap", "Cheap, and good", 0.0),
         ("starts with Dear {word}", "dear  bright one", 1.0),
@@ -94,6 +95,26 @@ def test_rows_without_answers_become_a_task_whose_question_names_the_rules(tmp_p
     assert spec.verifier == (RulesVerifier(rules="at most 8 words; contains {the_word}"),)
     assert (spec.answer, spec.extract, spec.max_new_tokens) == ("", "whole", 56)
     assert spec.columns == ("product", "the_word")
+
+
+def test_rules_judge_the_whole_answer_whatever_model_is_tried_on_them(tmp_path: Path) -> None:
+    """A model that never wrote <answer> would earn nothing, and no example could show it how."""
+    path = tmp_path / "products.csv"
+    path.write_text("product\n" + "".join(f"lamp {n}\n" for n in range(40)), "utf-8")
+    assert draft_task(path, ImportOptions(rules="at most 8 words")).task.spec.extract == "whole"
+    assert draft_task(path, ImportOptions(rules="at most 8 words", extract="tags")).task.spec.extract == "tags"
+
+
+def test_an_answer_that_was_cut_off_keeps_no_rule(tmp_path: Path) -> None:
+    rows = [{"question": f"lamp {n}"} for n in range(6)]
+    rules = 'answer = ""\nextract = "whole"\n[[verifier]]\nkind = "rules"\nrules = "ends with !"\n'
+    write_folder(tmp_path / "slogans", rules, rows[:4], rows[4:])
+    both = ScoredTexts((1.0, 1.0), (True, True))
+    with library_in(tmp_path):
+        ref = TaskRef("slogans", "own", 0, 0, read_task(tmp_path / "slogans").generator)
+        assert both.finished_only(ref, ["stop", "length"]) == ScoredTexts((1.0, 0.0), (True, False))
+    library = TaskRef("chain_sum", "starter", 0, 0, "g")
+    assert both.finished_only(library, ["stop", "length"]) == both
 
 
 def test_a_table_of_questions_alone_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -276,6 +276,14 @@ def is_judged(ref: TaskRef) -> bool:
         return False
 
 
+def is_graded(ref: TaskRef) -> bool:
+    """Its task grades answers itself (TaskSpec.graded). False for a task that no longer exists."""
+    try:
+        return is_own_ref(ref) and load_task(ref.dataset).spec.graded
+    except (ValueError, KeyError):
+        return False
+
+
 def answer_extraction(ref: TaskRef) -> Extract | None:
     """Where answers of its task stand ("tags": where the run's answer format says); None if the task no longer exists."""
     try:

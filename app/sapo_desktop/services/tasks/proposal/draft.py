@@ -200,7 +200,7 @@ def _wording(table: RowTable, wishes: ImportOptions, asked: WordingInput, letter
     if isinstance(asked.verifier, RulesVerifier):
         return rules_wording(prompt, asked, asked.verifier)
     if wishes.reward or wishes.environment or wishes.rubric:
-        extract: Extract = "tags" if wishes.reward is None else "whole"
+        extract: Extract = "tags" if asked.tagged and wishes.reward is None else "whole"
         return QuestionWording(prompt or f"{{{asked.question}}}", asked.verifier, extract=extract)
     if lettered and not prompt:
         prompt = f"{{{asked.question}}}\n{options.ASKS}"

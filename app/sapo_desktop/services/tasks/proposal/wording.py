@@ -201,10 +201,9 @@ def plain_wording(prompt: str, asked: WordingInput) -> QuestionWording:
 
 
 def rules_wording(prompt: str, asked: WordingInput, verifier: RulesVerifier) -> QuestionWording:
-    """The question with its rules under it. prompt: an existing wording, "" for none."""
+    """The question with its rules under it, which judge the whole reply: no example could teach a model to mark its answer, so
+    that one which never saw marks would earn nothing. prompt: an existing wording, "" for none."""
     told = f"{prompt or f'{{{asked.question}}}'}\nRules: {verifier.rules}"
-    if asked.tagged:
-        return QuestionWording(told, verifier)
     longest = longest_answer(verifier.rules)
     return QuestionWording(told, verifier, SYSTEM, "whole", _tokens("x" * longest) + SLACK if longest else 0)
 
