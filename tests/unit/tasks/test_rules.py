@@ -103,6 +103,9 @@ def test_rules_judge_the_whole_answer_whatever_model_is_tried_on_them(tmp_path: 
     path.write_text("product\n" + "".join(f"lamp {n}\n" for n in range(40)), "utf-8")
     assert draft_task(path, ImportOptions(rules="at most 8 words")).task.spec.extract == "whole"
     assert draft_task(path, ImportOptions(rules="at most 8 words", extract="tags")).task.spec.extract == "tags"
+    for base in ("starter", "x.gguf"):
+        with pytest.raises(BadTask, match="The task: 'short' is no rule"):
+            draft_task(path, ImportOptions(rules="short", base=base))
 
 
 def test_an_answer_that_was_cut_off_keeps_no_rule(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ from sapo_swarm.protocol.safe_text import safe_text
 from sapo_swarm.tasks.catalogue import CATALOGUE
 from sapo_swarm.tasks.own.folder import MAX_CODE, OwnTask, build_task, split_held_out
 from sapo_swarm.tasks.own.import_rows import RowTable, column_slug, read_bytes, read_table
+from sapo_swarm.tasks.own.rules import parse_rules
 from sapo_swarm.tasks.own.spec import (
+    BadTask,
     ChoiceVerifier,
     EnvironmentVerifier,
     Extract,
@@ -260,9 +262,12 @@ def _judged(
             JudgedVerifier(rubric=wishes.rubric[:4000]), "a model says whether it fulfils your rubric"
         ), b""
     if wishes.rules:
-        return VerifierProposal(
-            RulesVerifier(rules=_holes(table, wishes.rules)[:1000]), "the share of your rules that it keeps"
-        ), b""
+        rules = _holes(table, wishes.rules)[:1000]
+        try:
+            parse_rules(rules)
+        except ValueError as error:
+            raise BadTask(f"The task: {error}") from error
+        return VerifierProposal(RulesVerifier(rules=rules), "the share of your rules that it keeps"), b""
     return _wished(offered, wishes.verifier), b""
 
 
