@@ -12,7 +12,7 @@ from sapo_desktop.commands.tasks.verb import OWN, SHARED, USAGE
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
 from sapo_desktop.services.models.shelf import store as models
-from sapo_desktop.services.tasks import store
+from sapo_desktop.services.tasks import looking, store
 from sapo_desktop.services.tasks.proposal.draft import RESERVED
 from sapo_swarm.config import RunConfig
 from sapo_swarm.tasks.own import library
@@ -136,3 +136,14 @@ def test_a_yes_to_code_that_another_task_has_too_outlives_the_deleted_one(home: 
     assert library.is_code_allowed(code)
     store.remove_task(home, "two")
     assert not library.is_code_allowed(code)
+
+
+def test_a_task_whose_answers_stand_between_tags_is_named_to_who_trains_another_base_on_it(tmp_path: Path) -> None:
+    rows = [{"question": f"q {n}", "answer": "a"} for n in range(6)]
+    write_folder(tmp_path / "tagged", '[[verifier]]\nkind = "exact"\n', rows[:4], rows[4:])
+    write_folder(tmp_path / "plain", 'extract = "last_line"\n[[verifier]]\nkind = "exact"\n', rows[:4], rows[4:])
+    with library_in(tmp_path):
+        (sentence,) = looking.foreign_form(RunConfig(model="my model.gguf", tasks=("tagged", "plain", "chain_sum")))
+        assert "tagged count only between <answer>" in sentence
+        assert sentence.endswith("--model 'my model.gguf'")
+        assert looking.foreign_form(RunConfig(model="starter", tasks=("tagged",))) == []

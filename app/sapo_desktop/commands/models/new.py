@@ -12,6 +12,7 @@ from sapo_desktop.commands.parsing import VerbParser
 from sapo_desktop.paths import Home
 from sapo_desktop.services.bases import card, fetching
 from sapo_desktop.services.models.shelf import keeping
+from sapo_desktop.services.tasks import looking
 from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 
@@ -60,6 +61,8 @@ def main(args: argparse.Namespace) -> int:
         if value != defaults[key] and key != "model"
     ]
     print(f"{model.name} starts from {model.record.base}{', ' + ', '.join(own) if own else ''}.")
+    for sentence in looking.foreign_form(msgspec.structs.replace(config, model=model.record.base)):
+        print(sentence)
     timed = model.record.base not in locate.BUNDLED  # a bundled one's time is known after a round
     time = card.expected_training_time(home, config, measure=False) if timed else None
     if time is not None and time.parts:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from sapo_backends.checkpoints.locate import BUNDLED
 from sapo_desktop import settings
 from sapo_desktop.errors import UsageError
 from sapo_desktop.paths import Home
@@ -17,6 +19,7 @@ from sapo_desktop.settings import flags
 from sapo_swarm.config import RunConfig
 from sapo_swarm.scoring.scorer import Scorer, ScorerUnavailable
 from sapo_swarm.tasks.catalogue import LIBRARY_PRESET, SOFT
+from sapo_swarm.tasks.own import library
 from sapo_swarm.tasks.own.folder import OwnTask
 from sapo_swarm.tasks.own.import_rows import RowTable
 from sapo_swarm.tasks.own.spec import ChoiceVerifier, ExactVerifier, NumberVerifier, RulesVerifier, Verifier
@@ -214,6 +217,18 @@ def describe_task(task: OwnTask, reason: str) -> list[str]:
             else []
         ),
         *([f"{spec.turns} turns at most, with tools. {NEVER_SHARED}"] if spec.turns else []),
+    ]
+
+
+def foreign_form(config: RunConfig) -> list[str]:
+    """A sentence for each own task of a run whose answers stand between tags, as only the toys were trained to write them."""
+    if config.model in BUNDLED or config.model.partition(":")[0] == "fake":
+        return []
+    return [
+        f"Answers to {name} count only between <answer> and </answer>, since it was made for {BUNDLED[0]}. Made for this base it "
+        f"needs none: sapo-desktop tasks new FILE --model {shlex.quote(config.model)}"
+        for name in config.tasks
+        if library.has_task(name) and library.load_task(name).spec.extract == "tags"
     ]
 
 
