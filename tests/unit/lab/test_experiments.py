@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.own_tasks import library_in
 
 import sapo_lab
 from sapo_lab.report.table import is_plain
@@ -16,7 +17,8 @@ SMALL = {"name": "e", "run": {"rounds": 3}, "arms": [{"name": "a"}]}
 
 @pytest.mark.parametrize("name", sorted(sapo_lab.list_experiments()))
 def test_every_experiment_that_ships_is_valid_and_asks_a_question(name: str) -> None:
-    experiment = load_experiment(sapo_lab.list_experiments()[name])
+    with library_in(sapo_lab.TASKS):
+        experiment = load_experiment(sapo_lab.list_experiments()[name])
     assert experiment.name == name
     assert experiment.question.endswith("?")
     assert all(arm.run.learning_rate for arm in experiment.arms), "it stays what it was when the app's default changes"
