@@ -32,6 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
 from real_models import MODELS  # noqa: E402
 from tests.benchmarks.real_task import model_file  # noqa: E402
 from tests.support.person import Person, VerbFailed, processor, scores_by_temperature  # noqa: E402
+from tests.support.swarm_process import journal  # noqa: E402
+
+from sapo_swarm.events import GroupRecorded  # noqa: E402
 
 LINES = ROOT / "docs" / "benchmarks" / "rules-worth.jsonl"
 ROWS = 280
@@ -102,9 +105,17 @@ def measure(model: str, table: str, seed: int, rounds: int, rate: str, folder: P
         "lines": [{**one.line, "line": one.line["line"].replace(str(folder), "…")} for one in ran],
         "training": person.rounds(),
         "temperatures": scores_by_temperature(json.loads(ran[3].output)),
+        "written": written(person.home),
         "processor": processor(),
         "day": datetime.now(UTC).date().isoformat(),
     }
+
+
+def written(home: Path) -> list[str]:
+    """What the model writes in the end: the first answer to each question of the last round. Rules can be kept without saying
+    anything, and no share shows it."""
+    groups = [event for event in journal(home) if isinstance(event, GroupRecorded)]
+    return [event.group.rollouts[0].text for event in groups if event.round == groups[-1].round]
 
 
 def cells(line: dict[str, Any]) -> list[str]:
